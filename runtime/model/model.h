@@ -1,0 +1,76 @@
+// The forward pass of a Kimi-Linear or Kimi K3 text model (model.md); state enters and leaves as arguments.
+//
+// The same tokens give the same bits: every result depends on the sequence's own tokens only, not on what
+// else is in the call, how the prompt was cut, the number of threads or where experts were computed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "runtime/base/ids.h"
+#include "runtime/base/thread_pool.h"
+#include "runtime/cache/sequence_state.h"
+#include "runtime/expert/backend.h"
+#include "runtime/expert/expert_set.h"
+#include "runtime/model/config.h"
+
+namespace deltamesh {
+
+// Which routed experts to load.
+struct ExpertSelection {
+  enum class Kind { kAll, kNone, kList } kind = Kind::kAll;
+  std::vector<int32_t> experts;   // for kList
+};
+
+struct LoadOptions {
+  ExpertSelection experts;
+  bool only_experts = false;      // an expert shard: nothing but its experts is loaded
+  int threads = 1;                // used while packing
+  // Called now and then with bytes done and bytes in all; may be null.
+  std::function<void(int64_t, int64_t)> progress;
+};
+
+// One sequence's part of a step.
+struct SequenceChunk {
+  SequenceState* state;                 // advanced by tokens.size(); blocks must have been reserved
+  std::span<const TokenId> tokens;      // at least one, each below the vocabulary size
+  // Logits of the last `logits` tokens (0: none) go to `out` [logits, vocab].
+  int64_t logits = 0;
+  float* out = nullptr;
+  // Called on the calling thread when layer `layer` has been computed for this chunk, layers ascending:
+  // that layer's state is final for this chunk. May be null.
+  std::function<void(int64_t layer)> layer_done;
+};
+
+class Model {
+ public:
+  // Reads and checks everything first: a missing, extra, mis-shaped or truncated tensor is one error that
+  // names file and tensor.
+  static absl::StatusOr<std::unique_ptr<Model>> Load(const std::string& folder,
+                                                     const LoadOptions& options);
+  ~Model();
+
+  const ModelConfig& config() const;
+  const StateLayout& state_layout() const;
+  const ExpertSet& experts() const;
+  const std::string& digest() const;    // hex SHA-256, see digest.h
+  int64_t weight_bytes() const;         // resident bytes of packed weights
+
+  // Advances every chunk's sequence. The batch may hold any mix of prompt chunks and single tokens; a
+  // sequence appears at most once. On an error the chunks' states are undefined and must be dropped.
+  // One call at a time per model object.
+  absl::Status Forward(std::span<SequenceChunk> batch, ExpertBackend& experts, ThreadPool& pool);
+
+ private:
+  struct Impl;
+  explicit Model(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace deltamesh
