@@ -1,0 +1,25 @@
+// The digest by which workers of one mesh agree that they serve the same weights.
+//
+// SHA-256 over config.json in canonical form (parsed, keys sorted), the tokenizer files, and the sorted
+// table of (name, dtype, shape, content checksum). The content checksum is the CRC32C of all bytes of a
+// tensor up to kWholeBytes, and of kSamplePages evenly spaced pages of a larger one: a sampled digest, so
+// that a shard which loads few experts can compute it without reading a terabyte. It finds another model
+// or another revision, not one flipped bit of a large tensor.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "runtime/model/checkpoint.h"
+
+namespace deltamesh {
+
+inline constexpr int64_t kWholeBytes = int64_t{1} << 20;
+inline constexpr int64_t kSamplePages = 16;
+inline constexpr int64_t kSamplePageBytes = 4096;
+
+// 64 lower-case hex digits. The same for attention workers and expert shards of one checkpoint; where
+// tensors are cut into files does not enter.
+absl::StatusOr<std::string> ModelDigest(const Checkpoint& checkpoint);
+
+}  // namespace deltamesh
