@@ -1,0 +1,134 @@
+// The router's decisions: membership, admission, placement, retries, relaying. A state machine: messages,
+// transport events and a time go in, actions come out. No threads, no clock, no gRPC, no text.
+//
+// Every accepted request ends exactly once: with ClientFinished, with ClientFailed, or by CancelClient.
+//
+// One request:
+//   Submit -> [waiting] -> StartDecode -> LandingGranted -> StartPrefill -> HandoffResult -> outputs -> end
+// With a prompt of at most one block, or without a live prefill worker, handoff_tokens is 0 and the decode
+// worker computes the whole prompt.
+//
+// Attempts. `attempt` starts at 1 and grows with each try at placing or handing off; a message that
+// carries another attempt than the current one is stale: ignored and counted.
+//  * HandoffResult with an error: attempt n+1 starts when the decode worker's new LandingGranted arrives.
+//  * The prefill worker is lost or gives up: CancelRequest, then StartDecode with attempt n+1, on the same
+//    link. The decode worker needs to know nothing of the old attempt.
+//
+// Not thread-safe: one thread owns it. Times never go backwards.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "deltamesh/mesh/mesh.pb.h"
+#include "runtime/base/ids.h"
+#include "services/router/router_options.h"
+
+namespace deltamesh {
+
+// One connection of a worker; given by the transport, never reused.
+using LinkId = uint64_t;
+
+struct ClientRequest {
+  RequestId request_id;
+  std::vector<TokenId> prompt;              // at least one
+  mesh::Sampling sampling;                  // validated, every field set
+  int64_t max_tokens = 0;                   // 0: up to the context limit
+  std::vector<TokenId> stop_token_ids;
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+struct TokenUsage {
+  int64_t prompt_tokens = 0;
+  int64_t completion_tokens = 0;
+  int64_t cached_tokens = 0;
+};
+
+// ---- actions -------------------------------------------------------------------------------------
+struct SendToWorker {
+  LinkId link = 0;
+  mesh::RouterMessage message;
+};
+struct CloseLink {
+  LinkId link = 0;
+  absl::Status status;
+};
+struct ClientTokens {
+  RequestId request_id;
+  mesh::SequenceOutput output;              // first_index is exactly the count delivered before
+};
+struct ClientFinished {
+  RequestId request_id;
+  mesh::SequenceOutput::End end = mesh::SequenceOutput::RUNNING;
+  TokenUsage usage;
+};
+struct ClientFailed {
+  RequestId request_id;
+  absl::Status status;
+};
+using RouterAction = std::variant<SendToWorker, CloseLink, ClientTokens, ClientFinished, ClientFailed>;
+
+// What happened since the start; only grows.
+struct RouterCounters {
+  uint64_t submitted = 0, rejected = 0, finished = 0, failed = 0, cancelled = 0;
+  uint64_t registered = 0, registrations_refused = 0, links_lost = 0, leases_expired = 0;
+  uint64_t handoffs_ok = 0, handoffs_refused = 0, prefill_retries = 0, placement_refusals = 0;
+  uint64_t handoff_bytes = 0;
+  double handoff_seconds = 0;
+  uint64_t stale_messages = 0;              // of an ended request, an old attempt or a replaced link
+  uint64_t malformed_messages = 0;
+  std::vector<std::pair<std::string, uint64_t>> handoff_results;   // by reason name; a small known set
+};
+
+struct RouterGauges {
+  int64_t waiting = 0, live = 0;
+  int64_t prefill_workers = 0, decode_workers = 0, expert_workers = 0;
+};
+
+class RouterCore {
+ public:
+  explicit RouterCore(RouterOptions options);
+  ~RouterCore();
+  RouterCore(const RouterCore&) = delete;
+  RouterCore& operator=(const RouterCore&) = delete;
+
+  // ALREADY_EXISTS (live id), INVALID_ARGUMENT (empty or too long prompt), RESOURCE_EXHAUSTED (a bound),
+  // UNAVAILABLE (no decode worker, or an expert shard is missing). An error leaves nothing behind and
+  // causes no action.
+  absl::Status Submit(ClientRequest request, absl::Time now);
+  // The client left. False when the request is not live. No client action follows.
+  bool CancelClient(const RequestId& id, absl::Time now);
+
+  void OnLinkOpened(LinkId link, absl::Time now);
+  void OnWorkerMessage(LinkId link, const mesh::WorkerMessage& message, absl::Time now);
+  // Also after a CloseLink of ours; unknown links are ignored.
+  void OnLinkClosed(LinkId link, const absl::Status& status, absl::Time now);
+
+  // Enforces leases and deadlines. Call at least every 100 ms.
+  void Tick(absl::Time now);
+
+  // In order; the caller carries them out in this order.
+  std::vector<RouterAction> TakeActions();
+
+  // OK when a new request could be placed: a decode worker, and every shard of the expert table.
+  absl::Status Ready() const;
+  const RouterOptions& options() const;
+  // The identity in force; nothing until configured or learned.
+  std::optional<mesh::ModelIdentity> identity() const;
+  // Most prompt + answer tokens any live decode worker can hold; 0 without one.
+  int64_t context_tokens() const;
+  const RouterCounters& counters() const;
+  RouterGauges gauges() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace deltamesh
