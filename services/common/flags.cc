@@ -1,0 +1,103 @@
+#include "services/common/flags.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdio>
+#include <fstream>
+
+#include "CLI/CLI.hpp"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+
+void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
+  app->add_option("--model", f->model, "checkpoint folder")->envname("DELTAMESH_MODEL")->required();
+  app->add_option("--router", f->routers, "routers to register with: host:port[,host:port...]")
+      ->envname("DELTAMESH_ROUTER")
+      ->delimiter(',')
+      ->required();
+  app->add_option("--name", f->name, "unique in the mesh, stable over restarts (default: role-host-pid)")
+      ->envname("DELTAMESH_NAME");
+  app->add_option("--listen", f->listen, "gRPC address (health, reflection)")
+      ->envname("DELTAMESH_LISTEN")
+      ->capture_default_str();
+  app->add_option("--http", f->http, "HTTP address (/metrics, /healthz, /readyz)")
+      ->envname("DELTAMESH_HTTP")
+      ->capture_default_str();
+  app->add_option("--transport-listen", f->transport_listen, "UCX address for large buffers")
+      ->envname("DELTAMESH_TRANSPORT_LISTEN")
+      ->capture_default_str();
+  app->add_option("--threads", f->threads, "threads of the step loop")
+      ->envname("DELTAMESH_THREADS")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app->add_option("--drain-seconds", f->drain_seconds, "longest wait for running requests at the end")
+      ->envname("DELTAMESH_DRAIN_SECONDS")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_option("--ports-file", f->ports_file, "write the chosen ports here");
+  app->add_option("--parent", f->parent, "end when this process dies")->group("");
+  app->add_option("--log-level", f->log_level, "debug, info, warning or error")
+      ->envname("DELTAMESH_LOG_LEVEL")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
+      ->capture_default_str();
+}
+
+absl::StatusOr<std::pair<std::string, int>> ParseHostPort(std::string_view flag,
+                                                          std::string_view text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos || colon == 0) {
+    return InvalidArgument("%s: \"%s\" is not host:port", flag, text);
+  }
+  int port = -1;
+  const std::string_view digits = text.substr(colon + 1);
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), port);
+  if (error != std::errc() || end != digits.data() + digits.size() || port < 0 || port > 65535) {
+    return InvalidArgument("%s: the port of \"%s\" is not a number from 0 to 65535", flag, text);
+  }
+  return std::make_pair(std::string(text.substr(0, colon)), port);
+}
+
+absl::Status FinishWorkerFlags(std::string_view role, WorkerFlags* flags) {
+  RETURN_IF_ERROR(ParseHostPort("--listen", flags->listen).status());
+  RETURN_IF_ERROR(ParseHostPort("--http", flags->http).status());
+  RETURN_IF_ERROR(ParseHostPort("--transport-listen", flags->transport_listen).status());
+  if (flags->routers.empty()) return InvalidArgument("--router: none given; use host:port");
+  struct stat info;
+  if (stat(flags->model.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
+    return InvalidArgument("--model: \"%s\" is not a folder", flags->model);
+  }
+  if (flags->name.empty()) {
+    char host[256] = "host";
+    gethostname(host, sizeof(host) - 1);
+    flags->name = absl::StrFormat("%s-%s-%d", role, host, getpid());
+  }
+  return absl::OkStatus();
+}
+
+void PrintConfiguration(std::string_view title,
+                        const std::vector<std::pair<std::string, std::string>>& values) {
+  std::string text = absl::StrFormat("%s\n", title);
+  for (const auto& [key, value] : values) text += absl::StrFormat("  %-22s %s\n", key, value);
+  std::fputs(text.c_str(), stderr);
+}
+
+absl::Status WriteKeyValues(const std::string& path,
+                            const std::vector<std::pair<std::string, std::string>>& values) {
+  const std::string partial = path + ".partial";
+  {
+    std::ofstream out(partial, std::ios::trunc);
+    for (const auto& [key, value] : values) out << key << '=' << value << '\n';
+    out.flush();
+    if (!out) return Unavailable("%s: cannot be written", partial);
+  }
+  if (std::rename(partial.c_str(), path.c_str()) != 0) {
+    return Unavailable("%s: cannot be renamed to %s", partial, path);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace deltamesh

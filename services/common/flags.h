@@ -1,0 +1,51 @@
+// Flags that several roles share. Every bound of a worker is a flag (or DELTAMESH_<FLAG> in the
+// environment) and is printed once at start.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace CLI {
+class App;
+}
+
+namespace deltamesh {
+
+// What every worker process takes.
+struct WorkerFlags {
+  std::string model;                    // checkpoint folder
+  std::vector<std::string> routers;     // gRPC targets
+  std::string name;                     // unique in the mesh; empty: role-hostname-pid
+  std::string listen = "127.0.0.1:0";   // gRPC: health and reflection
+  std::string http = "127.0.0.1:0";     // /metrics, /healthz, /readyz
+  std::string transport_listen = "127.0.0.1:0";   // where large buffers arrive
+  int threads = 1;                      // of the step loop
+  double drain_seconds = 10;            // longest wait for running requests after SIGTERM
+  std::string ports_file;               // where to write the chosen ports; empty: nowhere
+  int64_t parent = 0;                   // end when this process dies; 0: never
+  std::string log_level = "info";
+};
+void AddWorkerFlags(CLI::App* app, WorkerFlags* flags);
+
+// "host:port" with a port in [0, 65535].
+absl::StatusOr<std::pair<std::string, int>> ParseHostPort(std::string_view flag,
+                                                          std::string_view text);
+
+// Checks the flags before anything is loaded, and fills in the default name.
+absl::Status FinishWorkerFlags(std::string_view role, WorkerFlags* flags);
+
+// Prints `key = value` lines under a title, one line each, to stderr.
+void PrintConfiguration(std::string_view title,
+                        const std::vector<std::pair<std::string, std::string>>& values);
+
+// Writes `key=value` lines to `path` atomically (a reader sees all of it or none).
+absl::Status WriteKeyValues(const std::string& path,
+                            const std::vector<std::pair<std::string, std::string>>& values);
+
+}  // namespace deltamesh

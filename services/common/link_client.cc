@@ -1,0 +1,274 @@
+#include "services/common/link_client.h"
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <thread>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "grpcpp/grpcpp.h"
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+namespace {
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, const LinkOptions& options) {
+  grpc::ChannelArguments args;
+  args.SetMaxReceiveMessageSize(static_cast<int>(options.message_bytes_max));
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, absl::ToInt64Milliseconds(options.keepalive_time));
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, absl::ToInt64Milliseconds(options.keepalive_timeout));
+  args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, absl::ToInt64Milliseconds(options.backoff_min));
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, absl::ToInt64Milliseconds(options.backoff_min));
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, absl::ToInt64Milliseconds(options.backoff_max));
+  // Without a pool of its own two links to one router would share a connection and its fate.
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), args);
+}
+
+}  // namespace
+
+struct LinkClient::Shared {
+  LinkOptions options;
+  LinkClientEvents events;
+  absl::Mutex mu;
+  LinkId next ABSL_GUARDED_BY(mu) = 1;
+  absl::flat_hash_map<LinkId, std::shared_ptr<Stream>> streams ABSL_GUARDED_BY(mu);
+
+  std::shared_ptr<Stream> Find(LinkId link) {
+    absl::MutexLock lock(&mu);
+    auto it = streams.find(link);
+    return it == streams.end() ? nullptr : it->second;
+  }
+};
+
+// One stream. A hold keeps the reactor alive for writes from other threads; it is given back exactly once,
+// when reading ended and no write is in flight. Calls into gRPC happen outside the lock: they may run
+// reactions before they return.
+class LinkClient::Stream final
+    : public grpc::ClientBidiReactor<mesh::WorkerMessage, mesh::RouterMessage> {
+ public:
+  Stream(std::shared_ptr<Shared> shared, LinkId id, std::string target)
+      : shared_(std::move(shared)), id_(id), target_(std::move(target)) {}
+
+  void Begin(mesh::Mesh::Stub* stub) {
+    stub->async()->Link(&context_, this);
+    AddHold();
+    StartRead(&incoming_);
+    StartCall();
+  }
+
+  void Cancel() { context_.TryCancel(); }
+
+  bool Send(mesh::WorkerMessage message) {
+    {
+      absl::MutexLock lock(&mu_);
+      if (ended_) return false;
+      if (static_cast<int64_t>(queue_.size()) >= shared_->options.queue_max) {
+        overflow_ = true;
+      } else {
+        queue_.push_back(std::move(message));
+      }
+    }
+    if (overflow_) {
+      Cancel();
+      return false;
+    }
+    Pump();
+    return true;
+  }
+
+  // Waits until OnDone ran; true when the stream had been accepted by the router.
+  bool AwaitDone() {
+    absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&done_));
+    return opened_;
+  }
+
+  void OnReadInitialMetadataDone(bool ok) override {
+    if (!ok) return;
+    {
+      absl::MutexLock lock(&mu_);
+      opened_ = true;
+    }
+    shared_->events.opened(id_, target_);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (ok && shared_->events.message(id_, std::exchange(incoming_, {}))) {
+      StartRead(&incoming_);
+      return;
+    }
+    if (ok) Cancel();
+    End();
+  }
+
+  void OnWriteDone(bool ok) override {
+    bool release = false;
+    {
+      absl::MutexLock lock(&mu_);
+      writing_ = false;
+      release = std::exchange(release_after_write_, false);
+    }
+    if (release) {
+      RemoveHold();
+    } else if (ok) {
+      Pump();
+    }
+  }
+
+  void OnDone(const grpc::Status& status) override {
+    bool opened = false;
+    {
+      absl::MutexLock lock(&mu_);
+      opened = opened_;
+    }
+    std::shared_ptr<Stream> self;
+    {
+      absl::MutexLock lock(&shared_->mu);
+      auto it = shared_->streams.find(id_);
+      CHECK(it != shared_->streams.end());
+      self = std::move(it->second);
+      shared_->streams.erase(it);
+    }
+    if (opened) {
+      absl::Status reason(static_cast<absl::StatusCode>(status.error_code()),
+                          status.error_message());
+      if (overflow_) reason = ResourceExhausted("link: the write queue to %s was full", target_);
+      if (reason.ok()) reason = Unavailable("link: %s ended the stream", target_);
+      shared_->events.closed(id_, std::move(reason));
+    }
+    absl::MutexLock lock(&mu_);
+    done_ = true;
+  }
+
+ private:
+  // No more reads: stop writing and give the hold back.
+  void End() {
+    {
+      absl::MutexLock lock(&mu_);
+      ended_ = true;
+      queue_.clear();
+      if (writing_) {
+        release_after_write_ = true;
+        return;
+      }
+    }
+    RemoveHold();
+  }
+
+  void Pump() {
+    {
+      absl::MutexLock lock(&mu_);
+      if (writing_ || ended_ || queue_.empty()) return;
+      outgoing_ = std::move(queue_.front());
+      queue_.pop_front();
+      writing_ = true;
+    }
+    StartWrite(&outgoing_);
+  }
+
+  const std::shared_ptr<Shared> shared_;
+  const LinkId id_;
+  const std::string target_;
+  grpc::ClientContext context_;
+  mesh::RouterMessage incoming_;   // of the read in flight
+  mesh::WorkerMessage outgoing_;   // of the write in flight
+  std::atomic<bool> overflow_ = false;
+  absl::Mutex mu_;
+  std::deque<mesh::WorkerMessage> queue_ ABSL_GUARDED_BY(mu_);
+  bool opened_ ABSL_GUARDED_BY(mu_) = false;
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+  bool release_after_write_ ABSL_GUARDED_BY(mu_) = false;
+  bool done_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+// Keeps one stream to one target; a thread that mostly sleeps.
+class LinkClient::Dialer {
+ public:
+  Dialer(std::shared_ptr<Shared> shared, std::string target)
+      : shared_(std::move(shared)), target_(std::move(target)) {}
+
+  ~Dialer() { Stop(); }
+
+  void Start() { thread_ = std::thread([this] { Run(); }); }
+
+  void RequestStop() {
+    absl::MutexLock lock(&mu_);
+    stop_ = true;
+    if (stream_ != nullptr) stream_->Cancel();
+  }
+
+  void Stop() {
+    RequestStop();
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  void Run() {
+    auto stub = mesh::Mesh::NewStub(MakeChannel(target_, shared_->options));
+    absl::Duration pause = shared_->options.backoff_min;
+    for (;;) {
+      auto stream = NewStream();
+      if (stream == nullptr) return;
+      stream->Begin(stub.get());
+      const bool opened = stream->AwaitDone();
+      if (opened) pause = shared_->options.backoff_min;
+      absl::MutexLock lock(&mu_);
+      stream_ = nullptr;
+      if (mu_.AwaitWithTimeout(absl::Condition(&stop_), pause)) return;
+      pause = std::min(pause * 2, shared_->options.backoff_max);
+    }
+  }
+
+  std::shared_ptr<Stream> NewStream() {
+    absl::MutexLock lock(&mu_);
+    if (stop_) return nullptr;
+    absl::MutexLock table(&shared_->mu);
+    const LinkId id = shared_->next++;
+    stream_ = std::make_shared<Stream>(shared_, id, target_);
+    shared_->streams[id] = stream_;
+    return stream_;
+  }
+
+  const std::shared_ptr<Shared> shared_;
+  const std::string target_;
+  std::thread thread_;
+  absl::Mutex mu_;
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  std::shared_ptr<Stream> stream_ ABSL_GUARDED_BY(mu_);
+};
+
+LinkClient::LinkClient(std::vector<std::string> targets, const LinkOptions& options,
+                       LinkClientEvents events)
+    : shared_(std::make_shared<Shared>()) {
+  shared_->options = options;
+  shared_->events = std::move(events);
+  for (auto& target : targets) dialers_.push_back(std::make_unique<Dialer>(shared_, target));
+}
+
+LinkClient::~LinkClient() { Stop(); }
+
+void LinkClient::Start() {
+  for (auto& dialer : dialers_) dialer->Start();
+}
+
+void LinkClient::Stop() {
+  for (auto& dialer : dialers_) dialer->RequestStop();
+  for (auto& dialer : dialers_) dialer->Stop();
+}
+
+bool LinkClient::Send(LinkId link, mesh::WorkerMessage message) {
+  auto stream = shared_->Find(link);
+  return stream != nullptr && stream->Send(std::move(message));
+}
+
+void LinkClient::Reset(LinkId link) {
+  if (auto stream = shared_->Find(link)) stream->Cancel();
+}
+
+}  // namespace deltamesh
