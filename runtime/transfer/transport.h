@@ -1,11 +1,12 @@
-// How bytes move between processes: messages with a small header and an optional large payload that lands
-// in a buffer the receiver picks. Implementations: UCX (ucx_transport.h) and in-process (inproc_transport.h).
+// How bytes move between processes: messages with a small header and an optional large payload that
+// lands in a buffer the receiver picks. Implementations: UCX (ucx_transport.h) and in-process
+// (inproc_transport.h).
 //
-// There is no remote write: a payload only ever lands where the receiver's handler said, decided after the
-// message arrived. Messages between two peers may be reordered.
+// There is no remote write: a payload only ever lands where the receiver's handler said, decided
+// after the message arrived. Messages between two peers may be reordered.
 //
-// Threads: all methods are thread-safe. Handlers and completions run on the transport's own thread (in
-// process: on the sender's thread) and must not block or call back into a method that waits.
+// Threads: all methods are thread-safe. Handlers and completions run on the transport's own thread
+// (in process: on the sender's thread) and must not block or call back into a method that waits.
 #pragma once
 
 #include <cstddef>
@@ -39,18 +40,19 @@ inline constexpr int64_t kHeaderBytesMax = 256 << 10;
 inline constexpr int64_t kPayloadBytesMax = int64_t{1} << 30;
 
 struct Arrival {
-  PeerId peer = 0;               // answers can be sent to it
+  PeerId peer = 0;  // answers can be sent to it
   MessageType type{};
-  std::string_view header;       // valid during the call only
+  std::string_view header;  // valid during the call only
   int64_t payload_bytes = 0;
 };
 
 // Called when the payload is in place (or failed to arrive). Exactly once per accepted payload.
 using PayloadDone = std::function<void(absl::Status)>;
 
-// What a handler decides about a payload: where it goes and whom to tell. An error drops the payload.
+// What a handler decides about a payload: where it goes and whom to tell. An error drops the
+// payload.
 struct Landing {
-  std::span<std::byte> buffer;   // payload_bytes long, valid until `done` ran
+  std::span<std::byte> buffer;  // payload_bytes long, valid until `done` ran
   PayloadDone done;
 };
 
@@ -65,8 +67,8 @@ class MessageHandler {
 
 struct TransportStats {
   uint64_t messages_sent = 0, messages_received = 0;
-  uint64_t bytes_sent = 0, bytes_received = 0;       // payloads
-  uint64_t dropped = 0;                              // refused by handlers or malformed
+  uint64_t bytes_sent = 0, bytes_received = 0;  // payloads
+  uint64_t dropped = 0;                         // refused by handlers or malformed
   uint64_t peers = 0;
 };
 
@@ -74,20 +76,22 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  virtual std::string kind() const = 0;       // "ucx" or "inproc"
-  virtual std::string address() const = 0;    // what others pass to Connect; opaque bytes
-  virtual std::string lanes() const = 0;      // selected lanes and devices, for logs and metrics
+  virtual std::string kind() const = 0;     // "ucx" or "inproc"
+  virtual std::string address() const = 0;  // what others pass to Connect; opaque bytes
+  virtual std::string lanes() const = 0;    // selected lanes and devices, for logs and metrics
 
   // Before any message arrives: one handler per type. Not owned; must outlive the transport.
   virtual void SetHandler(MessageType type, MessageHandler* handler) = 0;
 
-  // Returns at once; a failure to reach the address shows as OnPeerLost and in the completions of Send.
+  // Returns at once; a failure to reach the address shows as OnPeerLost and in the completions of
+  // Send.
   virtual absl::StatusOr<PeerId> Connect(std::string_view address) = 0;
-  // Cancels what is in flight to the peer; its completions run with CANCELLED. Unknown peers are ignored.
+  // Cancels what is in flight to the peer; its completions run with CANCELLED. Unknown peers are
+  // ignored.
   virtual void Disconnect(PeerId peer) = 0;
 
-  // `header` is copied. `payload` must stay valid until `done` ran, which happens exactly once: OK when the
-  // payload may be reused (not: when it was received), UNAVAILABLE when the peer is gone.
+  // `header` is copied. `payload` must stay valid until `done` ran, which happens exactly once: OK
+  // when the payload may be reused (not: when it was received), UNAVAILABLE when the peer is gone.
   virtual void Send(PeerId peer, MessageType type, std::string_view header,
                     std::span<const std::byte> payload, std::function<void(absl::Status)> done) = 0;
 

@@ -1,0 +1,1 @@
+#include "runtime/transfer/handoff_sender.h"

@@ -1,0 +1,107 @@
+// The sending end of hand-offs: a manifest, then regions as they become final, then a seal.
+//
+// Regions may be given before the manifest was accepted; they wait, pinned. A pin is dropped when
+// the transport no longer reads the memory, also after a failure or Cancel.
+//
+// Thread-safe. The result callback runs on the transport's thread, or on the thread that called a
+// method here, with no lock held; it must not block. Destroy the transport before the sender.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "deltamesh/mesh/mesh.pb.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/ids.h"
+#include "runtime/cache/pools.h"
+#include "runtime/transfer/handoff_types.h"
+#include "runtime/transfer/transport.h"
+
+namespace deltamesh {
+
+struct HandoffSenderOptions {
+  WorkerName name;
+  uint64_t epoch = 0;
+  HandoffIdentity identity;
+  StateLayout layout;
+  absl::Duration timeout = absl::Seconds(60);  // Begin to verdict, when the start names none
+  absl::Duration drain_grace =
+      absl::Milliseconds(500);   // failure to disconnecting a peer that still reads
+  int64_t transfers_max = 4096;  // open at once
+  int64_t segment_bytes_max = kHandoffSegmentBytesMax;
+  int64_t segments_in_flight_max = 16;  // per transfer
+};
+
+struct HandoffStart {
+  RequestId request_id;
+  uint32_t attempt = 0;
+  mesh::Landing landing;
+  absl::Time deadline = absl::InfiniteFuture();  // also bounded by options.timeout
+};
+
+// How a transfer ended; exactly one per Begin that returned OK, unless it was cancelled.
+struct HandoffSent {
+  RequestId request_id;
+  uint32_t attempt = 0;
+  absl::Status status;  // OK: the receiver verified everything
+  mesh::RefusalReason reason = mesh::NONE;
+  uint64_t bytes = 0;  // handed to the transport
+  double seconds = 0;  // manifest to verdict
+};
+
+struct HandoffSenderStats {
+  uint64_t started = 0, completed = 0, cancelled = 0;
+  uint64_t bytes = 0;  // of completed transfers
+  uint64_t stray = 0;  // verdicts of no open transfer, or unreadable
+  std::array<uint64_t, mesh::RefusalReason_ARRAYSIZE> failed{};  // by RefusalReason
+  int64_t open = 0, draining = 0;
+};
+
+class HandoffSender final : public MessageHandler {
+ public:
+  using ResultCallback = std::function<void(HandoffSent)>;
+
+  // Registers itself with `transport` for verdicts. Nothing is owned; the transport must be
+  // destroyed first.
+  HandoffSender(Transport* transport, const Clock* clock, HandoffSenderOptions options,
+                ResultCallback on_result);
+  ~HandoffSender() override;
+  HandoffSender(const HandoffSender&) = delete;
+  HandoffSender& operator=(const HandoffSender&) = delete;
+
+  // Connects (one connection per receiver is kept) and sends the manifest; returns at once. An open
+  // transfer of the same request is cancelled. INVALID_ARGUMENT: the landing makes no sense here.
+  absl::Status Begin(HandoffStart start);
+
+  // Block `block` of the sequence is full: sends all its MLA layers. Blocks the receiver has are
+  // skipped, so give all of them. `pin` keeps the block; it must not change from now on. Each block
+  // once.
+  void SendBlock(const RequestId& request_id, int64_t block, SlotRef pin);
+
+  // S and conv of KDA layer `kda_layer` are final at the landing's position. `slab` pins the whole
+  // slab; this layer's part must not change from now on. Each layer once. The seal follows the last
+  // region by itself.
+  void SendLayer(const RequestId& request_id, int64_t kda_layer, SlotRef slab);
+
+  // Stops sending; no result is reported. Unknown requests are ignored, as in SendBlock and
+  // SendLayer.
+  void Cancel(const RequestId& request_id);
+
+  // Fails what is past its deadline. Call a few times a second.
+  void Tick(absl::Time now);
+
+  HandoffSenderStats stats() const;
+
+  absl::StatusOr<Landing> OnMessage(const Arrival& arrival) override;
+  void OnPeerLost(PeerId peer, const absl::Status& reason) override;
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace deltamesh

@@ -1,0 +1,1 @@
+#include "runtime/transfer/handoff_types.h"

@@ -1,0 +1,1 @@
+#include "runtime/transfer/inproc_transport.h"

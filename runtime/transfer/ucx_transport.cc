@@ -1,0 +1,1 @@
+#include "runtime/transfer/ucx_transport.h"

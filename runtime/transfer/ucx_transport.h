@@ -1,0 +1,57 @@
+// Transport over UCX active messages: eager for small payloads, rendezvous into the handler's
+// buffer for large.
+//
+// One context, worker and progress thread. Only that thread calls UCX; other threads queue commands
+// and wake it. It sleeps on the worker's event descriptor when there is nothing to do.
+//
+// UCX notices a dead process, not a hung one, and a sender with unacknowledged data may never hear
+// of a cut link: callers need deadlines of their own and Disconnect.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "runtime/transfer/transport.h"
+
+namespace deltamesh {
+
+enum class UcxErrorMode {
+  kPeer,  // a lost peer is reported; shared-memory lanes are left out by UCX
+  kNone,  // keeps shared-memory lanes; a lost peer is not reported. Both sides must use the same
+          // mode
+};
+
+struct UcxTransportOptions {
+  std::string host = "127.0.0.1";  // numeric address to listen on
+  int port = 0;                    // 0: any free one
+  std::string advertise_host;      // numeric; what address() names. Empty: `host`
+  UcxErrorMode error_mode = UcxErrorMode::kPeer;
+
+  // Used by ApplyUcxDefaults, which leaves variables that are already set alone.
+  std::string transports = "tcp";  // UCX_TLS
+  std::string devices;             // UCX_NET_DEVICES; empty: the interface that has `host`
+
+  int spin = 0;                         // progress calls without events before sleeping
+  int64_t rendezvous_bytes = 64 << 10;  // payloads from here on use rendezvous
+  int64_t peers_max = 240;              // connections, both directions; UCX allows 256 for tcp
+  int64_t sends_max = 1 << 16;  // queued or in flight; more complete with RESOURCE_EXHAUSTED
+  int64_t payload_bytes_max = kPayloadBytesMax;
+  absl::Duration shutdown_grace = absl::Seconds(2);  // closing connections at destruction
+};
+
+// Sets the environment variables UCX reads (once per process, before the first transport; not
+// thread-safe, as setenv is not).
+absl::Status ApplyUcxDefaults(const UcxTransportOptions& options);
+
+// Listens and handles messages at once; a message without a handler is dropped and counted. The
+// destructor closes all connections; completions of what was in flight run with CANCELLED.
+class UcxTransport : public Transport {
+ public:
+  // UNAVAILABLE names the address and the cause when listening fails.
+  static absl::StatusOr<std::unique_ptr<UcxTransport>> Create(const UcxTransportOptions& options);
+
+  virtual int port() const = 0;
+};
+
+}  // namespace deltamesh
