@@ -1,8 +1,9 @@
 // y = x * W^T with W packed once at load.
 //
-// The law: y[t][o] is one chain acc = fma(x[t][k], w[o][k], acc) over ascending k from acc = +0, with w
-// the exact float value of the stored weight. So the bits do not depend on tokens, panels, threads or
-// instruction set.
+// The law: y[t][o] is one chain acc = fma(x[t][k], w[o][k], acc) over ascending k from acc = +0,
+// with w the exact float value of the stored weight (MXFP4: the float product of the code's value
+// and its scale, exact but for the infinities beyond the float range at scales 253 and 254). So the
+// bits do not depend on tokens, panels, threads or instruction set.
 //
 // Packed layout, panel p holding outputs [32 p, 32 p + 32), missing outputs zero:
 //   kF32, kBf16   [panel][k][32] of the element
@@ -20,9 +21,9 @@ namespace deltamesh::kernels {
 // A view of packed weights; never owns.
 struct PackedMatrix {
   WeightFormat format = WeightFormat::kF32;
-  int64_t rows = 0;                   // outputs
-  int64_t cols = 0;                   // k; a multiple of 32 for kMxfp4
-  const std::byte* data = nullptr;    // [PackedBytes(format, rows, cols)], 64-byte aligned
+  int64_t rows = 0;                 // outputs
+  int64_t cols = 0;                 // k; a multiple of 32 for kMxfp4
+  const std::byte* data = nullptr;  // [PackedBytes(format, rows, cols)], 64-byte aligned
 
   int64_t panels() const { return (rows + kPanel - 1) / kPanel; }
 };
@@ -30,20 +31,21 @@ struct PackedMatrix {
 int64_t PackedBytes(WeightFormat format, int64_t rows, int64_t cols);
 
 // Row-major stored weights into the packed layout. `row_stride` counts elements between rows of the
-// source (cols when dense). Panels [panel_begin, panel_end) are written, so callers may split the work.
+// source (cols when dense). Panels [panel_begin, panel_end) are written, so callers may split the
+// work.
 struct PackParams {
   WeightFormat format;
   int64_t rows, cols, row_stride;
-  const void* source;                 // float or uint16_t (bf16) [rows, row_stride]
-  std::byte* packed;                  // [PackedBytes]
+  const void* source;  // float or uint16_t (bf16) [rows, row_stride]
+  std::byte* packed;   // [PackedBytes]
   int64_t panel_begin, panel_end;
 };
-void Pack(const PackParams& p);       // kF32 and kBf16
+void Pack(const PackParams& p);  // kF32 and kBf16
 
 struct PackMxfp4Params {
   int64_t rows, cols;
-  const uint8_t* codes;               // [rows, cols / 2]: low nibble = even column
-  const uint8_t* scales;              // [rows, cols / 32]: E8M0, 255 is not allowed
+  const uint8_t* codes;   // [rows, cols / 2]: low nibble = even column
+  const uint8_t* scales;  // [rows, cols / 32]: E8M0, 255 is not allowed
   std::byte* packed;
   int64_t panel_begin, panel_end;
 };
@@ -53,15 +55,15 @@ void PackMxfp4(const PackMxfp4Params& p);
 float UnpackOne(const PackedMatrix& w, int64_t row, int64_t col);
 
 struct GemmParams {
-  const float* x;                     // [tokens, cols], x_stride floats between rows
+  const float* x;  // [tokens, cols], x_stride floats between rows
   int64_t x_stride;
   PackedMatrix w;
-  float* y;                           // [tokens, rows], y_stride floats between rows
+  float* y;  // [tokens, rows], y_stride floats between rows
   int64_t y_stride;
   int64_t tokens;
-  int64_t panel_begin, panel_end;     // only outputs of these panels are written
+  int64_t panel_begin, panel_end;  // only outputs of these panels are written
 };
 void GemmRef(const GemmParams& p);
-void Gemm(const GemmParams& p);       // the fastest the CPU has
+void Gemm(const GemmParams& p);  // the fastest the CPU has
 
 }  // namespace deltamesh::kernels
