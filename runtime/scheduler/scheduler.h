@@ -1,0 +1,82 @@
+// Which sequences take part in the next step, and with how many tokens.
+//
+// The rule, simple on purpose:
+//   * Seats: at most running_max sequences run; the others wait, first come first seated. A seat is
+//   kept
+//     until the sequence is removed or, for a prefill, complete.
+//   * Every running sequence whose prompt is done gets one token, least recently served first.
+//   * What is left of step_tokens_max is shared evenly among running prompts, at least one block
+//   each, least
+//     recently served first; what nobody took goes to them again in that order. No sequence gets
+//     more than chunk_tokens_max. So a short prompt behind a long one starts at once.
+//   * A piece never passes its end, and ends at a multiple of 64 when it can and more remains:
+//   tiles and
+//     blocks are then computed whole.
+//
+// Pure: no clock, no threads; the same calls give the same plans. Results of sequences never depend
+// on it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/base/ids.h"
+
+namespace deltamesh {
+
+struct SchedulerOptions {
+  int64_t step_tokens_max = 512;
+  int64_t chunk_tokens_max = 256;
+  int64_t running_max = 16;
+};
+
+// `tokens` more tokens of a sequence: one sampled token, or a piece of its prompt.
+struct PlannedChunk {
+  SequenceId id;
+  int64_t tokens;
+};
+
+class Scheduler {
+ public:
+  explicit Scheduler(const SchedulerOptions& options);
+
+  // A sequence computed up to `position`, with a prompt (or prefill) that ends at `end` > position.
+  // When `generates`, it decodes from there until removed; else it is complete at `end`. The id
+  // must be new.
+  void Add(SequenceId id, int64_t position, int64_t end, bool generates);
+  // Unknown ids are ignored.
+  void Remove(SequenceId id);
+
+  // The next step, taken as done: decoding sequences first, then prompts. Empty when nothing is to
+  // be done.
+  std::vector<PlannedChunk> Plan();
+
+  bool HasWork() const;
+  int64_t running() const;
+  int64_t waiting() const;
+  int64_t waiting_tokens() const;  // prompt tokens not yet planned, of all sequences
+
+ private:
+  struct Entry {
+    SequenceId id;
+    int64_t position;
+    int64_t end;
+    bool generates;
+    bool seated = false;
+    uint64_t served = 0;  // the step that served it last; 0: none
+    int64_t planned = 0;  // tokens in the plan being made
+
+    bool prompt() const { return position < end; }
+    bool complete() const { return !prompt() && !generates; }
+  };
+
+  void GiveSeats();
+  std::vector<Entry*> Seated(bool prompts);
+  int64_t PlanPrompts(const std::vector<Entry*>& prompts, int64_t budget, int64_t share) const;
+
+  const SchedulerOptions options_;
+  uint64_t step_ = 0;
+  std::vector<Entry> entries_;  // in order of arrival
+};
+
+}  // namespace deltamesh
