@@ -6,14 +6,16 @@
 
 namespace deltamesh {
 
-HttpOps::HttpOps(Metrics* metrics, std::function<absl::Status()> ready, std::function<void()> refresh,
-                 HttpHandler* next)
+HttpOps::HttpOps(Metrics* metrics, std::function<absl::Status()> ready,
+                 std::function<void()> refresh, HttpHandler* next)
     : metrics_(metrics), ready_(std::move(ready)), refresh_(std::move(refresh)), next_(next) {}
 
 namespace {
 
 HttpResponse Text(int status, std::string body) {
-  return {.status = status, .content_type = "text/plain; charset=utf-8", .headers = {},
+  return {.status = status,
+          .content_type = "text/plain; charset=utf-8",
+          .headers = {},
           .body = std::move(body)};
 }
 

@@ -14,7 +14,8 @@ namespace deltamesh {
 // Thread-safe as far as `ready` and `next` are.
 class HttpOps final : public HttpHandler {
  public:
-  // `ready` says why not; `refresh` (optional) runs before each exposition to bring gauges up to date.
+  // `ready` says why not; `refresh` (optional) runs before each exposition to bring gauges up to
+  // date.
   HttpOps(Metrics* metrics, std::function<absl::Status()> ready, std::function<void()> refresh = {},
           HttpHandler* next = nullptr);
   void Handle(HttpRequest request, std::shared_ptr<HttpResponder> responder) override;

@@ -1,8 +1,8 @@
-// Prometheus series of one process: a thin layer over the client library's registry that keeps names,
-// units and histogram buckets uniform. Every series is listed in METRICS.md.
+// Prometheus series of one process: a thin layer over the client library's registry that keeps
+// names, units and histogram buckets uniform. Every series is listed in METRICS.md.
 //
-// Thread-safe. The references returned live as long as the registry; keep them, a lookup costs far more
-// than an update.
+// Thread-safe. The references returned live as long as the registry; keep them, a lookup costs far
+// more than an update.
 #pragma once
 
 #include <cstdint>
@@ -30,15 +30,16 @@ class Metrics {
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  // `name` starts with "deltamesh_" and ends with its unit (counters: "_total"). The same name and labels
-  // give the same series. A bad name is a CHECK failure.
+  // `name` starts with "deltamesh_" and ends with its unit (counters: "_total"). The same name and
+  // labels give the same series. A bad name is a CHECK failure.
   prometheus::Counter& Counter(const std::string& name, const std::string& help,
                                const MetricLabels& labels = {});
   prometheus::Gauge& Gauge(const std::string& name, const std::string& help,
                            const MetricLabels& labels = {});
   // `buckets`: ascending upper bounds, without +Inf.
   prometheus::Histogram& Histogram(const std::string& name, const std::string& help,
-                                   const std::vector<double>& buckets, const MetricLabels& labels = {});
+                                   const std::vector<double>& buckets,
+                                   const MetricLabels& labels = {});
 
   // Text exposition format 0.0.4.
   std::string Expose() const;
