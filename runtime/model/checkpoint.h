@@ -32,14 +32,15 @@ class Checkpoint {
   int64_t skipped_tensors() const { return skipped_tensors_; }       // of the image path
   int64_t skipped_bytes() const { return skipped_bytes_; }
 
+  // Passed on to every file.
+  void ExpectScatteredReads(bool scattered) const;
   // Null when there is no such tensor.
   const StoredTensor* Find(std::string_view name) const;
 
  private:
   Checkpoint() = default;
   absl::Status AddFile(const std::string& file);
-  absl::Status CheckIndex(const std::map<std::string, std::string>& weight_map,
-                          std::string_view index_file) const;
+  absl::Status CheckIndex(const std::map<std::string, std::string>& weight_map) const;
 
   std::string folder_;
   std::vector<std::string> files_;

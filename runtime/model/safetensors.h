@@ -44,6 +44,8 @@ class SafetensorsFile {
 
   const std::string& path() const { return path_; }
   const std::map<std::string, TensorView, std::less<>>& tensors() const { return tensors_; }
+  // Tells the system not to read ahead, or to do so again.
+  void ExpectScatteredReads(bool scattered) const;
 
  private:
   SafetensorsFile() = default;
