@@ -2,9 +2,10 @@
 //
 // SHA-256 over config.json in canonical form (parsed, keys sorted), the tokenizer files, and the sorted
 // table of (name, dtype, shape, content checksum). The content checksum is the CRC32C of all bytes of a
-// tensor up to kWholeBytes, and of kSamplePages evenly spaced pages of a larger one: a sampled digest, so
-// that a shard which loads few experts can compute it without reading a terabyte. It finds another model
-// or another revision, not one flipped bit of a large tensor.
+// tensor up to a limit, and of evenly spaced pages of a larger one: a sampled digest, so that a shard
+// which loads few experts can compute it without reading a terabyte. Routed experts are so many that
+// their limit and their sample are smaller. It finds another model or another revision, not every
+// flipped bit of a large tensor.
 #pragma once
 
 #include <string>
@@ -16,6 +17,8 @@ namespace deltamesh {
 
 inline constexpr int64_t kWholeBytes = int64_t{1} << 20;
 inline constexpr int64_t kSamplePages = 16;
+inline constexpr int64_t kExpertWholeBytes = int64_t{64} << 10;
+inline constexpr int64_t kExpertSamplePages = 2;
 inline constexpr int64_t kSamplePageBytes = 4096;
 
 // 64 lower-case hex digits. The same for attention workers and expert shards of one checkpoint; where
