@@ -1,18 +1,24 @@
-// The router's decisions: membership, admission, placement, retries, relaying. A state machine: messages,
-// transport events and a time go in, actions come out. No threads, no clock, no gRPC, no text.
+// The router's decisions: membership, admission, placement, retries, relaying. A state machine:
+// messages, transport events and a time go in, actions come out. No threads, no clock, no gRPC, no
+// text.
 //
-// Every accepted request ends exactly once: with ClientFinished, with ClientFailed, or by CancelClient.
+// Every accepted request ends exactly once: with ClientFinished, with ClientFailed, or by
+// CancelClient.
 //
 // One request:
-//   Submit -> [waiting] -> StartDecode -> LandingGranted -> StartPrefill -> HandoffResult -> outputs -> end
-// With a prompt of at most one block, or without a live prefill worker, handoff_tokens is 0 and the decode
-// worker computes the whole prompt.
+//   Submit -> [waiting] -> StartDecode -> LandingGranted -> StartPrefill -> HandoffResult ->
+//   outputs -> end
+// With a prompt of at most one block, or without a live prefill worker, handoff_tokens is 0 and the
+// decode worker computes the whole prompt.
 //
 // Attempts. `attempt` starts at 1 and grows with each try at placing or handing off; a message that
 // carries another attempt than the current one is stale: ignored and counted.
-//  * HandoffResult with an error: attempt n+1 starts when the decode worker's new LandingGranted arrives.
-//  * The prefill worker is lost or gives up: CancelRequest, then StartDecode with attempt n+1, on the same
-//    link. The decode worker needs to know nothing of the old attempt.
+//  * HandoffResult with an error: attempt n+1 starts when the decode worker's new LandingGranted
+//  arrives.
+//  * The prefill worker is lost or gives up: CancelRequest to the decode worker, then StartDecode
+//  with
+//    attempt n+1 (to the same worker or another). A worker needs to know nothing of earlier
+//    attempts.
 //
 // Not thread-safe: one thread owns it. Times never go backwards.
 #pragma once
@@ -21,6 +27,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -37,9 +44,9 @@ using LinkId = uint64_t;
 
 struct ClientRequest {
   RequestId request_id;
-  std::vector<TokenId> prompt;              // at least one
-  mesh::Sampling sampling;                  // validated, every field set
-  int64_t max_tokens = 0;                   // 0: up to the context limit
+  std::vector<TokenId> prompt;  // at least one
+  mesh::Sampling sampling;      // validated, every field set
+  int64_t max_tokens = 0;       // 0: up to the context limit
   std::vector<TokenId> stop_token_ids;
   absl::Time deadline = absl::InfiniteFuture();
 };
@@ -50,7 +57,8 @@ struct TokenUsage {
   int64_t cached_tokens = 0;
 };
 
-// ---- actions -------------------------------------------------------------------------------------
+// ---- actions
+// -------------------------------------------------------------------------------------
 struct SendToWorker {
   LinkId link = 0;
   mesh::RouterMessage message;
@@ -61,7 +69,7 @@ struct CloseLink {
 };
 struct ClientTokens {
   RequestId request_id;
-  mesh::SequenceOutput output;              // first_index is exactly the count delivered before
+  mesh::SequenceOutput output;  // first_index is exactly the count delivered before
 };
 struct ClientFinished {
   RequestId request_id;
@@ -72,18 +80,21 @@ struct ClientFailed {
   RequestId request_id;
   absl::Status status;
 };
-using RouterAction = std::variant<SendToWorker, CloseLink, ClientTokens, ClientFinished, ClientFailed>;
+using RouterAction =
+    std::variant<SendToWorker, CloseLink, ClientTokens, ClientFinished, ClientFailed>;
 
 // What happened since the start; only grows.
 struct RouterCounters {
   uint64_t submitted = 0, rejected = 0, finished = 0, failed = 0, cancelled = 0;
-  uint64_t registered = 0, registrations_refused = 0, links_lost = 0, leases_expired = 0;
+  uint64_t registered = 0, registrations_refused = 0, leases_expired = 0;
+  uint64_t prefill_lost = 0, decode_lost = 0, expert_lost = 0;
   uint64_t handoffs_ok = 0, handoffs_refused = 0, prefill_retries = 0, placement_refusals = 0;
   uint64_t handoff_bytes = 0;
   double handoff_seconds = 0;
-  uint64_t stale_messages = 0;              // of an ended request, an old attempt or a replaced link
+  uint64_t stale_messages = 0;  // of an ended request, an old attempt or a replaced link
   uint64_t malformed_messages = 0;
-  std::vector<std::pair<std::string, uint64_t>> handoff_results;   // by reason name; a small known set
+  std::vector<std::pair<std::string, uint64_t>>
+      handoff_results;  // by reason name; a small known set
 };
 
 struct RouterGauges {
@@ -98,9 +109,9 @@ class RouterCore {
   RouterCore(const RouterCore&) = delete;
   RouterCore& operator=(const RouterCore&) = delete;
 
-  // ALREADY_EXISTS (live id), INVALID_ARGUMENT (empty or too long prompt), RESOURCE_EXHAUSTED (a bound),
-  // UNAVAILABLE (no decode worker, or an expert shard is missing). An error leaves nothing behind and
-  // causes no action.
+  // ALREADY_EXISTS (live id), INVALID_ARGUMENT (empty or too long prompt), RESOURCE_EXHAUSTED (a
+  // bound), UNAVAILABLE (no decode worker, or an expert shard is missing). An error leaves nothing
+  // behind and causes no action.
   absl::Status Submit(ClientRequest request, absl::Time now);
   // The client left. False when the request is not live. No client action follows.
   bool CancelClient(const RequestId& id, absl::Time now);

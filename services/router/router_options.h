@@ -14,30 +14,34 @@ namespace deltamesh {
 
 struct RouterOptions {
   std::string name = "router";
-  // Larger after each restart (nanoseconds of the start time will do): the views sent to workers count
-  // up from here, and a view with a smaller number is ignored by them.
+  // Larger after each restart (nanoseconds of the start time will do): the views sent to workers
+  // count up from here, and a view with a smaller number is ignored by them.
   uint64_t epoch = 1;
 
-  // What registrants must equal. Empty and zero fields are learned from the first registrant and fixed
-  // from then on.
+  // What registrants must equal. Empty and zero fields are learned from the first registrant and
+  // fixed from then on.
   mesh::ModelIdentity identity;
 
   // Requests.
-  int64_t live_requests_max = 1024;       // admitted and not ended, waiting ones included
-  int64_t waiting_requests_max = 256;     // no decode worker has room yet
+  int64_t live_requests_max = 1024;    // admitted and not ended, waiting ones included
+  int64_t waiting_requests_max = 256;  // no decode worker has room yet
   int64_t prompt_tokens_max = 1 << 20;
-  absl::Duration waiting_max = absl::Seconds(60);     // then RESOURCE_EXHAUSTED
-  absl::Duration request_max = absl::Hours(1);        // longest deadline a request may have
+  absl::Duration waiting_max = absl::Seconds(60);  // then RESOURCE_EXHAUSTED
+  absl::Duration request_max = absl::Hours(1);     // longest deadline a request may have
   int64_t handoff_attempts_max = 3;
-  int64_t placement_attempts_max = 4;                 // refusals by full workers before RESOURCE_EXHAUSTED
-  absl::Duration landing_max = absl::Seconds(10);     // decode must grant a landing within
-  absl::Duration first_token_max = absl::Minutes(10); // hand-off and first token within, once granted
+  int64_t placement_attempts_max = 4;  // refusals by full workers before RESOURCE_EXHAUSTED
+  absl::Duration landing_max = absl::Seconds(10);  // decode must grant a landing within
+  absl::Duration progress_max =
+      absl::Minutes(10);  // between a grant, the hand-off, and each output
+  // A prefill worker that gives up may only have seen the refusal first: the decode worker's own
+  // report, which names the reason and keeps the landing's room, is awaited this long.
+  absl::Duration verdict_wait = absl::Milliseconds(500);
 
   // Workers.
   int64_t links_max = 1024;
-  absl::Duration register_max = absl::Seconds(5);     // a link must register within
+  absl::Duration register_max = absl::Seconds(5);  // a link must register within
   absl::Duration heartbeat = absl::Milliseconds(250);
-  absl::Duration lease = absl::Seconds(3);            // a worker silent for this long is lost
+  absl::Duration lease = absl::Seconds(3);  // a worker silent for this long is lost
 
   // Relations between the fields hold and every bound is positive.
   absl::Status Validate() const;

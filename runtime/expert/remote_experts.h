@@ -1,0 +1,124 @@
+// Routed experts computed by shards: dispatch over the Transport, answers back by (token, rank).
+//
+// Each row goes once to each shard that hosts one of its experts; with replicas, all rows of an
+// expert go to the one that has the fewest rows of this batch so far. The answer is unweighted
+// rows, so the bits are those of LocalExperts whatever the number of shards.
+//
+// Nothing lands in the caller's memory: answers arrive in buffers of their call and are copied in
+// Finish. A call that was given up leaves its buffers to the transport until that is done with
+// them.
+//
+// Threads: Start and Finish belong to the thread that runs the model; SetView, complete and stats
+// may be called on any thread; the rest runs on the transport's thread. No lock is held while
+// sending.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "runtime/expert/backend.h"
+#include "runtime/transfer/transport.h"
+
+namespace deltamesh {
+
+// One process that hosts experts.
+struct ExpertShardInfo {
+  std::string name;
+  uint64_t epoch = 0;
+  std::string address;           // of its transport
+  std::vector<int32_t> experts;  // hosted, in every MoE layer
+
+  friend bool operator==(const ExpertShardInfo&, const ExpertShardInfo&) = default;
+};
+
+struct ExpertView {
+  uint64_t epoch = 0;  // grows with each change
+  std::vector<ExpertShardInfo> shards;
+};
+
+struct RemoteExpertsOptions {
+  std::string caller;                          // this worker's name
+  std::string model_digest;                    // a shard with another one refuses
+  int64_t experts = 0;                         // per layer, whole model
+  int64_t width = 0;                           // values per row
+  absl::Duration deadline = absl::Seconds(5);  // from Finish's begin to the last answer
+  // For transports that move only when driven: called while waiting, returns false when nothing
+  // moved. Null: wait for the transport's thread.
+  std::function<bool()> pump;
+};
+
+struct RemoteExpertsStats {
+  uint64_t calls = 0;    // sent
+  uint64_t rows = 0;     // sent
+  uint64_t answers = 0;  // accepted
+  uint64_t refused = 0;  // calls that a shard refused, or answered with another shape or epoch
+  uint64_t corrupt = 0;  // answers whose checksum did not match
+  uint64_t ignored = 0;  // answers to no open call: late, doubled, or from a peer never asked
+  uint64_t lost = 0;     // calls whose shard was lost
+  uint64_t expired = 0;  // calls without an answer within the deadline
+};
+
+class RemoteExperts final : public ExpertBackend, public MessageHandler {
+ public:
+  // Registers itself for kExpertCombine; must outlive `transport`'s activity as handlers must.
+  RemoteExperts(Transport* transport, RemoteExpertsOptions options);
+  ~RemoteExperts() override;
+
+  // Takes effect at the next Start without an open ticket. A view with a smaller epoch is ignored.
+  void SetView(ExpertView view);
+  // Whether every expert is on some shard of the latest view that is not known to be lost.
+  bool complete() const;
+  RemoteExpertsStats stats() const;
+
+  absl::StatusOr<uint64_t> Start(const ExpertBatch& batch) override;
+  // DATA_LOSS when an answer was damaged on its way.
+  absl::Status Finish(uint64_t ticket) override;
+
+  absl::StatusOr<Landing> OnMessage(const Arrival& arrival) override;
+  void OnPeerLost(PeerId peer, const absl::Status& reason) override;
+
+ private:
+  struct Shard {
+    ExpertShardInfo info;
+    PeerId peer = 0;  // 0: not connected, or lost
+  };
+  struct Call;
+  struct Ticket;
+  struct Draft;
+
+  void ApplyView();
+  absl::Status Connect(Shard& shard);
+  absl::StatusOr<size_t> ChooseShard(int32_t expert, const std::vector<int64_t>& load);
+  absl::StatusOr<std::vector<Draft>> Route(const ExpertBatch& batch);
+  void Send(const std::shared_ptr<Call>& call, const ExpertBatch& batch, const Draft& draft);
+  absl::Status Wait(const Ticket& ticket);
+  absl::Status Collect(const Call& call, const ExpertBatch& batch);
+  void Close(const Ticket& ticket);
+  // Ends a call; the mutex is held.
+  void Settle(Call& call, absl::Status status);
+
+  Transport* const transport_;
+  const RemoteExpertsOptions options_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable settled_;
+  std::optional<ExpertView> pending_view_;
+  uint64_t view_epoch_ = 0;                          // of the newest view seen
+  std::vector<Shard> shards_;                        // changed by the model's thread only
+  std::vector<std::vector<int32_t>> hosts_;          // [expert] -> indices in shards_; likewise
+  std::map<uint64_t, std::shared_ptr<Call>> calls_;  // open, by call id
+  std::map<uint64_t, Ticket> tickets_;
+  uint64_t next_call_ = 1;
+  uint64_t next_ticket_ = 1;
+  RemoteExpertsStats stats_;
+};
+
+}  // namespace deltamesh

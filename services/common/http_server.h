@@ -1,0 +1,89 @@
+// HTTP/1.1 on one port: small handlers in, whole answers or streamed chunks out. Knows nothing of
+// what is served. Malformed HTTP is answered with 400, an unknown method with 501, a body or header
+// over its bound with 413 or 431, a connection over the bound is closed with 503.
+//
+// Threads: the server runs its own. Handle() is called on one of them and must not block: it
+// answers through the responder, now or later, from any thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace deltamesh {
+
+struct HttpRequest {
+  std::string method;  // "GET", "POST"; HEAD arrives as GET, its body is not sent
+  std::string path;    // before '?'
+  std::string query;   // after '?', undecoded
+  std::vector<std::pair<std::string, std::string>> headers;  // names in lower case
+  std::string body;
+
+  // The first value of a header given in lower case; empty when absent.
+  std::string_view Header(std::string_view name) const;
+};
+
+using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
+
+struct HttpResponse {
+  int status = 200;
+  std::string content_type = "application/json";
+  HttpHeaders headers;
+  std::string body;
+};
+
+// The answer to one request. Thread-safe. Either Send once, or Begin, any number of Write, End.
+// When the last reference goes before the answer is complete, the server answers 500 or cuts the
+// stream.
+class HttpResponder {
+ public:
+  virtual ~HttpResponder() = default;
+  virtual void Send(HttpResponse response) = 0;
+  // Status line and headers of a chunked answer; `body` of the response is ignored.
+  virtual void Begin(HttpResponse head) = 0;
+  // Queues one chunk. False when the client is gone or has left more than the bound unread: stop
+  // producing.
+  virtual bool Write(std::string chunk) = 0;
+  virtual void End() = 0;
+  // Called once, on a server thread, as soon as the client is gone before the answer was complete;
+  // at once when it is gone already. Not called after a complete answer.
+  virtual void OnGone(std::function<void()> gone) = 0;
+};
+
+class HttpHandler {
+ public:
+  virtual ~HttpHandler() = default;
+  virtual void Handle(HttpRequest request, std::shared_ptr<HttpResponder> responder) = 0;
+};
+
+struct HttpOptions {
+  std::string address = "127.0.0.1";
+  int port = 0;  // 0: any free one; see HttpServer::port()
+  int threads = 2;
+  int64_t connections_max = 4096;
+  int64_t header_bytes_max = 32 << 10;
+  int64_t body_bytes_max = 32 << 20;
+  int64_t unread_bytes_max = 4 << 20;            // chunks a slow client may leave queued
+  absl::Duration read_max = absl::Seconds(30);   // a request must arrive whole within
+  absl::Duration idle_max = absl::Seconds(120);  // a kept-alive connection may rest for
+  absl::Duration write_max = absl::Seconds(30);  // one write must make progress within
+};
+
+class HttpServer {
+ public:
+  // Listens and serves until destroyed. `handler` must outlive the server.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(HttpOptions options,
+                                                           HttpHandler* handler);
+  virtual ~HttpServer() = default;  // cuts what is open
+  virtual int port() const = 0;
+};
+
+}  // namespace deltamesh

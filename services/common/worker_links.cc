@@ -1,0 +1,90 @@
+#include "services/common/worker_links.h"
+
+#include <algorithm>
+
+#include "runtime/base/log.h"
+#include "runtime/cache/state_layout.h"
+
+namespace deltamesh {
+
+mesh::ModelIdentity MakeModelIdentity(const std::string& digest) {
+  mesh::ModelIdentity identity;
+  identity.set_digest(digest);
+  identity.set_state_layout(kStateLayoutVersion);
+  identity.set_block_tokens(kBlockTokens);
+  identity.set_tile_tokens(kTileTokens);
+  identity.set_protocol(kMeshProtocol);
+  return identity;
+}
+
+void WorkerLinks::Open(LinkId link) {
+  links_[link] = Link{};
+  mesh::WorkerMessage message;
+  *message.mutable_register_() = registration_;
+  Send(link, std::move(message));
+}
+
+void WorkerLinks::Close(LinkId link) {
+  links_.erase(link);
+  std::erase_if(out_, [link](const SendToRouter& action) { return action.link == link; });
+}
+
+void WorkerLinks::OnRegistered(LinkId link, const mesh::Registered& message, absl::Time now) {
+  auto it = links_.find(link);
+  if (it == links_.end()) return;
+  it->second.registered = true;
+  it->second.period = absl::Milliseconds(std::max<int64_t>(message.heartbeat_ms(), 10));
+  it->second.due = now;
+  LogInfo("worker.registered", {{"router", message.router()},
+                                {"heartbeat_ms", message.heartbeat_ms()},
+                                {"lease_ms", message.lease_ms()}});
+}
+
+std::optional<mesh::MeshView> WorkerLinks::OnView(LinkId link, const mesh::MeshView& view) {
+  auto it = links_.find(link);
+  if (it == links_.end() || view.epoch() < it->second.view.epoch()) return std::nullopt;
+  it->second.view = view;
+
+  std::map<std::string, const mesh::ExpertPeer*> latest;
+  for (const auto& [id, state] : links_) {
+    for (const auto& peer : state.view.experts()) {
+      const mesh::ExpertPeer*& known = latest[peer.name()];
+      if (known == nullptr || known->epoch() < peer.epoch()) known = &peer;
+    }
+  }
+  mesh::MeshView merged;
+  for (const auto& [name, peer] : latest) *merged.add_experts() = *peer;
+  std::string content = merged.SerializeAsString();
+  if (merged_epoch_ > 0 && content == merged_) return std::nullopt;
+  merged_ = std::move(content);
+  merged.set_epoch(++merged_epoch_);
+  return merged;
+}
+
+void WorkerLinks::Tick(const mesh::Heartbeat& load, absl::Time now) {
+  for (auto& [id, link] : links_) {
+    if (!link.registered || now < link.due) continue;
+    link.due = now + link.period;
+    mesh::WorkerMessage message;
+    *message.mutable_heartbeat() = load;
+    Send(id, std::move(message));
+  }
+}
+
+void WorkerLinks::HeartbeatSoon() {
+  for (auto& [id, link] : links_) {
+    if (link.registered) link.due = absl::InfinitePast();
+  }
+}
+
+void WorkerLinks::Send(LinkId link, mesh::WorkerMessage message) {
+  if (!links_.contains(link)) return;
+  out_.push_back({link, std::move(message)});
+}
+
+bool WorkerLinks::registered() const {
+  return std::any_of(links_.begin(), links_.end(),
+                     [](const auto& entry) { return entry.second.registered; });
+}
+
+}  // namespace deltamesh

@@ -1,0 +1,64 @@
+// A worker's side of membership: registers on every link that opens, sends heartbeats at the pace each
+// router asked for, and merges the views of the expert shards that routers send.
+//
+// Pure: no threads, no clock. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "deltamesh/mesh/mesh.pb.h"
+#include "services/common/worker_core.h"
+
+namespace deltamesh {
+
+// Version of the messages in proto/deltamesh/mesh; both ends of a link must have the same.
+inline constexpr uint32_t kMeshProtocol = 1;
+
+mesh::ModelIdentity MakeModelIdentity(const std::string& digest);
+
+class WorkerLinks {
+ public:
+  explicit WorkerLinks(mesh::Register registration) : registration_(std::move(registration)) {}
+
+  void Open(LinkId link);
+  void Close(LinkId link);
+  void OnRegistered(LinkId link, const mesh::Registered& message, absl::Time now);
+
+  // Remembers the link's view. The merged view when it changed: every shard that some connected router
+  // knows, the latest life of each. Its epoch is our own count of changes.
+  std::optional<mesh::MeshView> OnView(LinkId link, const mesh::MeshView& view);
+
+  // Queues a heartbeat on every link where one is due.
+  void Tick(const mesh::Heartbeat& load, absl::Time now);
+  // Makes the next Tick send one on every link.
+  void HeartbeatSoon();
+
+  // Queues a message; dropped when the link is gone.
+  void Send(LinkId link, mesh::WorkerMessage message);
+  std::vector<SendToRouter> Take() { return std::exchange(out_, {}); }
+
+  bool open(LinkId link) const { return links_.contains(link); }
+  bool registered() const;
+  const mesh::Register& registration() const { return registration_; }
+
+ private:
+  struct Link {
+    bool registered = false;
+    absl::Duration period = absl::InfiniteDuration();
+    absl::Time due = absl::InfiniteFuture();
+    mesh::MeshView view;
+  };
+
+  mesh::Register registration_;
+  std::map<LinkId, Link> links_;   // few; ordered so that runs repeat
+  std::string merged_;             // the shards of the last merged view, serialised
+  uint64_t merged_epoch_ = 0;
+  std::vector<SendToRouter> out_;
+};
+
+}  // namespace deltamesh

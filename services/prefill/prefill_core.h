@@ -1,0 +1,92 @@
+// The logic of a prefill worker: computes prompts up to a block boundary and sends the state, layer by
+// layer while the last chunk computes, latent blocks as they fill.
+//
+// What is being sent is pinned by the sender; the sequence itself leaves the engine as soon as it is
+// computed, so that the next prompt can begin.
+//
+// See worker_core.h for the rules of a core.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "runtime/engine/engine.h"
+#include "runtime/transfer/handoff_sender.h"
+#include "services/common/rate.h"
+#include "services/common/worker_links.h"
+
+namespace deltamesh {
+
+struct PrefillOptions {
+  int64_t requests_max = 256;   // computing and sending together
+  // Index among the KDA layers by layer of the model; -1 for other layers.
+  std::vector<int64_t> kda_index;
+};
+
+class PrefillCore final : public WorkerCore {
+ public:
+  // Pointers are not owned and must outlive the core. `on_view` gets the expert shards on each change.
+  PrefillCore(PrefillOptions options, mesh::Register registration, Engine* engine,
+              HandoffSender* sender, std::function<void(const mesh::MeshView&)> on_view);
+  ~PrefillCore() override;
+
+  void OnLinkOpened(LinkId link, absl::Time now) override;
+  void OnLinkClosed(LinkId link, absl::Time now) override;
+  void OnRouterMessage(LinkId link, const mesh::RouterMessage& message, absl::Time now) override;
+  // How a transfer ended, as the sender tells it.
+  void OnHandoffSent(const HandoffSent& result, absl::Time now);
+
+  bool Step(absl::Time now) override;
+  void Tick(absl::Time now) override;
+  std::vector<SendToRouter> TakeActions() override { return links_.Take(); }
+
+  void Drain(absl::Time now) override;
+  bool Idle() const override { return requests_.empty(); }
+  bool Registered() const override { return links_.registered(); }
+  std::vector<MetricSample> Metrics() const override;
+
+  mesh::Heartbeat load() const;
+  int64_t sending() const;
+
+ private:
+  struct Request;
+  using RequestMap = std::map<RequestId, std::unique_ptr<Request>>;
+
+  void OnStartPrefill(LinkId link, const mesh::StartPrefill& message, absl::Time now);
+  absl::Status CheckStart(LinkId link, const mesh::StartPrefill& message) const;
+  absl::Status Admit(Request& request, const mesh::StartPrefill& message, absl::Time now);
+  void SendFullBlocks(Request& request);
+  void OnComputed(Request& request, absl::Time now);
+
+  // Frees everything of the request, the transfer included.
+  void Free(RequestMap::iterator it);
+  void Fail(const RequestId& id, const absl::Status& status);
+  void SendFailed(LinkId link, const RequestId& id, uint32_t attempt, const absl::Status& status);
+
+  const PrefillOptions options_;
+  Engine* const engine_;
+  HandoffSender* const sender_;
+  const std::function<void(const mesh::MeshView&)> on_view_;
+  WorkerLinks links_;
+  RequestMap requests_;
+  absl::flat_hash_map<SequenceId, RequestId> by_sequence_;
+  uint32_t next_serial_ = 1;   // of transfers; tells results of an older one apart
+  bool draining_ = false;
+  TokenRate rate_;
+
+  struct Counters {
+    uint64_t started = 0, refused = 0, finished = 0, failed = 0, cancelled = 0, expired = 0;
+    uint64_t prompt_tokens = 0, steps = 0;
+    uint64_t handoffs_ok = 0, handoff_bytes = 0, stale_events = 0;
+    double handoff_seconds = 0;
+    std::map<std::string, uint64_t> handoffs_failed;   // by reason name
+  } counters_;
+};
+
+}  // namespace deltamesh

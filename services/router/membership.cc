@@ -1,0 +1,343 @@
+#include "services/router/membership.h"
+
+#include <algorithm>
+#include <set>
+
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+namespace {
+
+const char* RoleName(mesh::Role role) {
+  switch (role) {
+    case mesh::ROLE_PREFILL:
+      return "prefill";
+    case mesh::ROLE_DECODE:
+      return "decode";
+    case mesh::ROLE_EXPERT:
+      return "expert";
+    default:
+      return "unspecified";
+  }
+}
+
+// "field: registrant has X, router has Y" unless they agree; an empty wish takes anything.
+template <typename T>
+void Differ(const char* field, const T& theirs, const T& ours, std::string* out) {
+  if (ours == T{} || theirs == ours) return;
+  if (!out->empty()) out->append("; ");
+  if constexpr (std::is_same_v<T, std::string>) {
+    out->append(absl::StrFormat("%s: worker has \"%s\", router has \"%s\"", field, theirs, ours));
+  } else {
+    out->append(absl::StrFormat("%s: worker has %d, router has %d", field, theirs, ours));
+  }
+}
+
+}  // namespace
+
+Membership::Membership(const RouterOptions* options, RouterCounters* counters,
+                       std::vector<RouterAction>* actions)
+    : options_(options),
+      counters_(counters),
+      actions_(actions),
+      identity_(options->identity),
+      view_epoch_(options->epoch) {}
+
+bool Membership::UsesExperts(mesh::Role role) {
+  return role == mesh::ROLE_PREFILL || role == mesh::ROLE_DECODE;
+}
+
+void Membership::OnLinkOpened(LinkId link, absl::Time now) {
+  if (static_cast<int64_t>(links_.size()) >= options_->links_max) {
+    actions_->push_back(
+        CloseLink{link, ResourceExhausted("router %s holds %d links, its bound; raise links_max",
+                                          options_->name, options_->links_max)});
+    return;
+  }
+  links_[link] = Link{.last_heard = now, .registered = false};
+}
+
+bool Membership::Touch(LinkId link, absl::Time now) {
+  const auto it = links_.find(link);
+  if (it == links_.end()) return false;
+  it->second.last_heard = std::max(it->second.last_heard, now);
+  return true;
+}
+
+absl::Status Membership::CheckIdentity(const mesh::Register& m) const {
+  std::string difference;
+  Differ("protocol", m.model().protocol(), identity_.protocol(), &difference);
+  Differ("model digest", m.model().digest(), identity_.digest(), &difference);
+  Differ("state_layout", m.model().state_layout(), identity_.state_layout(), &difference);
+  Differ("block_tokens", m.model().block_tokens(), identity_.block_tokens(), &difference);
+  Differ("tile_tokens", m.model().tile_tokens(), identity_.tile_tokens(), &difference);
+  Differ("transport_kind", m.transport_kind(), transport_kind_, &difference);
+  if (difference.empty()) return absl::OkStatus();
+  return FailedPrecondition(
+      "%s worker \"%s\" does not fit router \"%s\": %s; run the same model and release everywhere",
+      RoleName(m.role()), m.name(), options_->name, difference);
+}
+
+absl::Status Membership::Admit(const mesh::Register& m) const {
+  if (m.name().empty() || m.name().size() > 256) {
+    return InvalidArgument("name: %d bytes; use 1 to 256", m.name().size());
+  }
+  if (m.role() != mesh::ROLE_PREFILL && m.role() != mesh::ROLE_DECODE &&
+      m.role() != mesh::ROLE_EXPERT) {
+    return InvalidArgument("role: %d of worker \"%s\" is not known; use prefill, decode or expert",
+                           m.role(), m.name());
+  }
+  if (m.model().digest().empty() || m.model().block_tokens() == 0) {
+    return InvalidArgument("model: worker \"%s\" names no digest or block size", m.name());
+  }
+  if (m.role() == mesh::ROLE_EXPERT) {
+    const mesh::ExpertPlacement& p = m.experts();
+    if (p.shards() == 0 || p.shard() >= p.shards() || p.experts().empty()) {
+      return InvalidArgument(
+          "experts: worker \"%s\" is shard %d of %d with %d experts; shards count from 0 and hold "
+          "some",
+          m.name(), p.shard(), p.shards(), p.experts_size());
+    }
+  } else if (m.capacity().slabs() == 0 || m.capacity().latent_blocks() == 0 ||
+             m.capacity().context_tokens() == 0) {
+    return InvalidArgument(
+        "capacity: worker \"%s\" has %d slabs, %d latent blocks, %d context tokens; all must be "
+        "positive",
+        m.name(), m.capacity().slabs(), m.capacity().latent_blocks(),
+        m.capacity().context_tokens());
+  }
+  const auto earlier = by_name_.find(m.name());
+  if (earlier != by_name_.end()) {
+    const mesh::Register& old = workers_.at(earlier->second).registration;
+    if (m.epoch() < old.epoch()) {
+      return FailedPrecondition(
+          "epoch: worker \"%s\" registers with epoch %d, epoch %d is registered; an earlier life "
+          "cannot "
+          "come back",
+          m.name(), m.epoch(), old.epoch());
+    }
+  }
+  return CheckIdentity(m);
+}
+
+void Membership::LearnIdentity(const mesh::Register& m) {
+  if (!identity_complete_) {
+    // What was configured was checked to be equal, so taking all of it only fills the gaps.
+    identity_ = m.model();
+    identity_complete_ = true;
+    LogInfo("router.identity", {{"digest", identity_.digest()}, {"learned_from", m.name()}});
+  }
+  if (transport_kind_.empty()) transport_kind_ = m.transport_kind();
+}
+
+std::optional<LostWorker> Membership::OnRegister(LinkId link, const mesh::Register& m,
+                                                 absl::Time now) {
+  const auto it = links_.find(link);
+  CHECK(it != links_.end(), "link %d is not open", link);
+  absl::Status status =
+      it->second.registered
+          ? FailedPrecondition("worker \"%s\" registers twice on one link", m.name())
+          : Admit(m);
+  if (!status.ok()) {
+    ++counters_->registrations_refused;
+    LogWarning("worker.refused", {{"worker", m.name()}, {"reason", MessageOf(status)}});
+    return Refuse(link, status);
+  }
+  LearnIdentity(m);
+  std::optional<LostWorker> replaced;
+  const auto earlier = by_name_.find(m.name());
+  if (earlier != by_name_.end()) {
+    replaced = Refuse(earlier->second,
+                      Aborted("worker \"%s\" registered again with epoch %d", m.name(), m.epoch()));
+  }
+  it->second = Link{.last_heard = now, .registered = true};
+  by_name_[m.name()] = link;
+  Worker& worker = workers_[link];
+  worker.link = link;
+  worker.registration = m;
+  worker.load.name = m.name();
+  worker.load.context_tokens = static_cast<int64_t>(m.capacity().context_tokens());
+  worker.load.slabs_free = static_cast<int64_t>(m.capacity().slabs());
+  worker.load.blocks_free = static_cast<int64_t>(m.capacity().latent_blocks());
+  ++counters_->registered;
+  LogInfo(
+      "worker.registered",
+      {{"worker", m.name()}, {"role", RoleName(m.role())}, {"epoch", m.epoch()}, {"link", link}});
+
+  mesh::RouterMessage answer;
+  mesh::Registered* r = answer.mutable_registered();
+  r->set_router(options_->name);
+  r->set_router_epoch(options_->epoch);
+  r->set_heartbeat_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_->heartbeat)));
+  r->set_lease_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_->lease)));
+  actions_->push_back(SendToWorker{link, std::move(answer)});
+  if (m.role() == mesh::ROLE_EXPERT) {
+    expert_shards_ = m.experts().shards();
+    BroadcastView();
+  } else if (expert_shards_ > 0) {
+    actions_->push_back(SendToWorker{link, View()});
+  }
+  return replaced;
+}
+
+void Membership::OnHeartbeat(LinkId link, const mesh::Heartbeat& m) {
+  Worker* worker = Find(link);
+  if (worker == nullptr) return;
+  WorkerLoad& load = worker->load;
+  const mesh::Capacity& capacity = worker->registration.capacity();
+  // What this router placed there counts as taken even when the heartbeat left before it arrived.
+  load.slabs_free = std::min(static_cast<int64_t>(m.slabs_free()),
+                             static_cast<int64_t>(capacity.slabs()) - worker->held_slabs);
+  load.blocks_free = std::min(static_cast<int64_t>(m.latent_blocks_free()),
+                              static_cast<int64_t>(capacity.latent_blocks()) - worker->held_blocks);
+  load.resident = std::max(static_cast<int64_t>(m.running() + m.waiting()), worker->held_slabs);
+  load.waiting_tokens = static_cast<int64_t>(m.waiting_tokens());
+  load.tokens_per_second = m.tokens_per_second();
+  load.draining = m.draining();
+}
+
+std::optional<LostWorker> Membership::Forget(LinkId link) {
+  links_.erase(link);
+  const auto it = workers_.find(link);
+  if (it == workers_.end()) return std::nullopt;
+  const LostWorker lost = {link, it->second.registration.name(), it->second.registration.role()};
+  workers_.erase(it);
+  const auto named = by_name_.find(lost.name);
+  if (named != by_name_.end() && named->second == link) by_name_.erase(named);
+  if (lost.role == mesh::ROLE_EXPERT) BroadcastView();
+  return lost;
+}
+
+std::optional<LostWorker> Membership::OnLinkClosed(LinkId link) { return Forget(link); }
+
+std::optional<LostWorker> Membership::Refuse(LinkId link, const absl::Status& status) {
+  actions_->push_back(CloseLink{link, status});
+  return Forget(link);
+}
+
+std::vector<LostWorker> Membership::Expire(absl::Time now) {
+  std::vector<std::pair<LinkId, absl::Status>> late;
+  for (const auto& [link, state] : links_) {
+    const absl::Duration silent = now - state.last_heard;
+    const absl::Duration limit = state.registered ? options_->lease : options_->register_max;
+    if (silent <= limit) continue;
+    late.emplace_back(
+        link, state.registered
+                  ? Unavailable("worker \"%s\" was silent for %s, its lease is %s",
+                                workers_.at(link).registration.name(), absl::FormatDuration(silent),
+                                absl::FormatDuration(limit))
+                  : DeadlineExceeded("no registration within %s of opening the link",
+                                     absl::FormatDuration(limit)));
+  }
+  std::vector<LostWorker> lost;
+  for (const auto& [link, status] : late) {
+    LogWarning("link.expired", {{"link", link}, {"reason", MessageOf(status)}});
+    if (std::optional<LostWorker> worker = Refuse(link, status)) lost.push_back(*worker);
+  }
+  counters_->leases_expired += lost.size();
+  return lost;
+}
+
+Worker* Membership::Find(LinkId link) {
+  const auto it = workers_.find(link);
+  return it == workers_.end() ? nullptr : &it->second;
+}
+
+const Worker* Membership::Find(LinkId link) const {
+  const auto it = workers_.find(link);
+  return it == workers_.end() ? nullptr : &it->second;
+}
+
+std::vector<Worker*> Membership::Alive(mesh::Role role) {
+  std::vector<Worker*> out;
+  for (const auto& [name, link] : by_name_) {
+    Worker& worker = workers_.at(link);
+    if (worker.registration.role() == role) out.push_back(&worker);
+  }
+  return out;
+}
+
+int64_t Membership::Count(mesh::Role role) const {
+  return std::count_if(workers_.begin(), workers_.end(),
+                       [role](const auto& w) { return w.second.registration.role() == role; });
+}
+
+void Membership::Charge(LinkId link, int64_t slabs, int64_t blocks, int64_t tokens) {
+  Worker* worker = Find(link);
+  if (worker == nullptr) return;
+  worker->held_slabs += slabs;
+  worker->held_blocks += blocks;
+  worker->load.slabs_free -= slabs;
+  worker->load.blocks_free -= blocks;
+  worker->load.resident += slabs;
+  worker->load.waiting_tokens += tokens;
+}
+
+void Membership::Return(LinkId link, int64_t slabs, int64_t blocks, int64_t tokens) {
+  Worker* worker = Find(link);
+  if (worker == nullptr) return;
+  worker->held_slabs -= slabs;
+  worker->held_blocks -= blocks;
+  CHECK(worker->held_slabs >= 0 && worker->held_blocks >= 0, "more returned than charged");
+  WorkerLoad& load = worker->load;
+  const mesh::Capacity& capacity = worker->registration.capacity();
+  load.slabs_free = std::min(load.slabs_free + slabs,
+                             static_cast<int64_t>(capacity.slabs()) - worker->held_slabs);
+  load.blocks_free = std::min(load.blocks_free + blocks,
+                              static_cast<int64_t>(capacity.latent_blocks()) - worker->held_blocks);
+  load.resident = std::max(load.resident - slabs, worker->held_slabs);
+  load.waiting_tokens = std::max<int64_t>(load.waiting_tokens - tokens, 0);
+}
+
+void Membership::MarkFull(LinkId link) {
+  if (Worker* worker = Find(link)) worker->load.slabs_free = 0;
+}
+
+absl::Status Membership::ExpertsComplete() const {
+  if (expert_shards_ == 0) return absl::OkStatus();
+  std::set<uint32_t> present;
+  for (const auto& [link, worker] : workers_) {
+    const mesh::Register& r = worker.registration;
+    if (r.role() == mesh::ROLE_EXPERT && r.experts().shards() == expert_shards_) {
+      present.insert(r.experts().shard());
+    }
+  }
+  for (uint32_t shard = 0; shard < expert_shards_; ++shard) {
+    if (!present.contains(shard)) {
+      return Unavailable("expert shard %d of %d is not connected; retry when it is back", shard,
+                         expert_shards_);
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::optional<mesh::ModelIdentity> Membership::identity() const {
+  if (identity_.digest().empty()) return std::nullopt;
+  return identity_;
+}
+
+mesh::RouterMessage Membership::View() const {
+  mesh::RouterMessage message;
+  mesh::MeshView* view = message.mutable_view();
+  view->set_epoch(view_epoch_);
+  for (const auto& [name, link] : by_name_) {
+    const mesh::Register& r = workers_.at(link).registration;
+    if (r.role() != mesh::ROLE_EXPERT) continue;
+    mesh::ExpertPeer* peer = view->add_experts();
+    peer->set_name(r.name());
+    peer->set_epoch(r.epoch());
+    peer->set_transport_address(r.transport_address());
+    *peer->mutable_placement() = r.experts();
+  }
+  return message;
+}
+
+void Membership::BroadcastView() {
+  ++view_epoch_;
+  for (const auto& [link, worker] : workers_) {
+    if (UsesExperts(worker.registration.role())) actions_->push_back(SendToWorker{link, View()});
+  }
+}
+
+}  // namespace deltamesh

@@ -1,0 +1,106 @@
+// Who is in the mesh: links, registrations, leases, loads, and the expert table sent to attention
+// workers.
+//
+// A state machine like the core that owns it: no threads, no clock. Actions are appended to the
+// sink.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "deltamesh/mesh/mesh.pb.h"
+#include "services/router/policy.h"
+#include "services/router/router_core.h"
+
+namespace deltamesh {
+
+// A registered worker. `held` counts what this router's live requests were given there; the load is
+// the last heartbeat, changed by every charge and return since.
+struct Worker {
+  LinkId link = 0;
+  mesh::Register registration;
+  WorkerLoad load;
+  int64_t held_slabs = 0;
+  int64_t held_blocks = 0;
+};
+
+// A registered worker that is gone; its requests are the caller's to end.
+struct LostWorker {
+  LinkId link = 0;
+  std::string name;
+  mesh::Role role = mesh::ROLE_UNSPECIFIED;
+};
+
+class Membership {
+ public:
+  // `options`, `counters` and `actions` must outlive this.
+  Membership(const RouterOptions* options, RouterCounters* counters,
+             std::vector<RouterAction>* actions);
+
+  void OnLinkOpened(LinkId link, absl::Time now);
+  // Registers the link's worker, or refuses and closes the link. Returns the worker that this took
+  // out: an earlier life under the same name, or the link's own when it registered twice.
+  std::optional<LostWorker> OnRegister(LinkId link, const mesh::Register& message, absl::Time now);
+  void OnHeartbeat(LinkId link, const mesh::Heartbeat& message);
+  // Any message from the link renews its lease. False when the link is not open here (closed by
+  // us).
+  bool Touch(LinkId link, absl::Time now);
+  // Forgets the link.
+  std::optional<LostWorker> OnLinkClosed(LinkId link);
+  // Closes a link for a protocol breach or an expired lease and forgets it.
+  std::optional<LostWorker> Refuse(LinkId link, const absl::Status& status);
+  // Closes and forgets links that are silent for longer than the lease or never registered in time.
+  std::vector<LostWorker> Expire(absl::Time now);
+
+  // Nothing when the link has no registered worker.
+  Worker* Find(LinkId link);
+  const Worker* Find(LinkId link) const;
+  // In order of worker name.
+  std::vector<Worker*> Alive(mesh::Role role);
+  int64_t Count(mesh::Role role) const;
+
+  // Takes room for a request (gives it back): between heartbeats the load must move with what was
+  // placed.
+  void Charge(LinkId link, int64_t slabs, int64_t blocks, int64_t tokens);
+  void Return(LinkId link, int64_t slabs, int64_t blocks, int64_t tokens);
+  // The worker said it is full: no room there until its next heartbeat.
+  void MarkFull(LinkId link);
+
+  // OK when every shard of the newest expert table is connected, or no expert ever registered.
+  absl::Status ExpertsComplete() const;
+  std::optional<mesh::ModelIdentity> identity() const;
+
+ private:
+  struct Link {
+    absl::Time last_heard;
+    bool registered = false;
+  };
+
+  absl::Status Admit(const mesh::Register& message) const;
+  absl::Status CheckIdentity(const mesh::Register& message) const;
+  void LearnIdentity(const mesh::Register& message);
+  std::optional<LostWorker> Forget(LinkId link);
+  void BroadcastView();
+  mesh::RouterMessage View() const;
+  static bool UsesExperts(mesh::Role role);
+
+  const RouterOptions* const options_;
+  RouterCounters* const counters_;
+  std::vector<RouterAction>* const actions_;
+  mesh::ModelIdentity identity_;  // what is configured or learned so far
+  bool identity_complete_ = false;
+  std::string transport_kind_;  // learned
+  std::map<LinkId, Link> links_;
+  std::map<LinkId, Worker> workers_;
+  std::map<std::string, LinkId> by_name_;
+  uint64_t view_epoch_;
+  uint32_t expert_shards_ = 0;  // of the newest expert table
+};
+
+}  // namespace deltamesh

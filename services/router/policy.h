@@ -1,0 +1,48 @@
+// Where a request goes: pure functions of what is known about the workers. No state, no clock.
+//
+// The estimate is the work in front of the request, in seconds where the worker's rate is known:
+// tokens that must be computed before it, plus one per resident sequence (each takes a share of
+// every step), plus its own. Ties go to the worker with more room, then to a stable hash of
+// (request, worker), so that several routers and several runs agree.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace deltamesh {
+
+// What the router believes about one worker right now: its last heartbeat, corrected by what was
+// given to it or came back since.
+struct WorkerLoad {
+  std::string name;
+  bool draining = false;
+  int64_t slabs_free = 0;
+  int64_t blocks_free = 0;
+  int64_t context_tokens = 0;    // most tokens of one sequence
+  int64_t resident = 0;          // sequences there
+  int64_t waiting_tokens = 0;    // prompt tokens there not yet computed
+  double tokens_per_second = 0;  // 0: unknown
+};
+
+struct RequestShape {
+  std::string_view request_id;
+  int64_t compute_tokens = 0;  // the worker would compute these
+  int64_t blocks = 0;          // latent blocks it would hold
+  int64_t context_tokens = 0;  // positions it may reach
+};
+
+// Seconds of work in front of and in the request; in tokens when no candidate's rate is known.
+// `fallback_rate` stands in for an unknown rate.
+double EstimateCost(const WorkerLoad& worker, const RequestShape& request, double fallback_rate);
+
+// Index of the best worker with room for the request; nothing when none has room.
+std::optional<size_t> ChooseWorker(std::span<const WorkerLoad> workers,
+                                   const RequestShape& request);
+
+// Stable over processes, compilers and years (FNV-1a over both names with a zero byte between).
+uint64_t PlacementHash(std::string_view request_id, std::string_view worker);
+
+}  // namespace deltamesh

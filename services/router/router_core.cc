@@ -1,0 +1,185 @@
+#include "services/router/router_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "services/router/router_core_impl.h"
+
+namespace deltamesh {
+
+// ---- ends of requests ---------------------------------------------------------------------------
+
+void RouterCore::Impl::ReleaseDecode(RouterRequest& r) {
+  if (r.decode == 0) return;
+  members.Return(r.decode, 1, r.decode_blocks, r.decode_tokens);
+  r.decode = 0;
+}
+
+void RouterCore::Impl::ReleasePrefill(RouterRequest& r) {
+  if (r.prefill == 0) return;
+  members.Return(r.prefill, 1, r.prefill_blocks, r.prefill_tokens);
+  r.prefill = 0;
+}
+
+void RouterCore::Impl::Erase(RouterRequest& r) {
+  ReleaseDecode(r);
+  ReleasePrefill(r);
+  if (r.phase == RequestPhase::kWaiting) {
+    waiting.erase(std::find(waiting.begin(), waiting.end(), r.spec.request_id));
+  }
+  const RequestId id = r.spec.request_id;
+  requests.erase(id);
+}
+
+void RouterCore::Impl::Finish(RouterRequest& r, mesh::SequenceOutput::End end) {
+  actions.push_back(ClientFinished{r.spec.request_id,
+                                   end,
+                                   {.prompt_tokens = r.prompt_tokens(),
+                                    .completion_tokens = r.delivered,
+                                    .cached_tokens = r.cached_tokens}});
+  ++counters.finished;
+  Erase(r);
+}
+
+void RouterCore::Impl::Fail(RouterRequest& r, const absl::Status& status) {
+  SendCancel(r.decode, r.spec.request_id);
+  SendCancel(r.prefill, r.spec.request_id);
+  LogWarning("request.failed", {{"request", r.spec.request_id},
+                                {"attempt", r.attempt},
+                                {"tokens", r.delivered},
+                                {"reason", status.ToString()}});
+  actions.push_back(ClientFailed{r.spec.request_id, status});
+  ++counters.failed;
+  Erase(r);
+}
+
+bool RouterCore::Impl::Cancel(const RequestId& id, absl::Time now) {
+  RouterRequest* r = Find(id);
+  if (r == nullptr) return false;
+  SendCancel(r->decode, id);
+  SendCancel(r->prefill, id);
+  ++counters.cancelled;
+  LogInfo("request.cancelled", {{"request", id}, {"tokens", r->delivered}});
+  Erase(*r);
+  PlaceWaiting(now);
+  return true;
+}
+
+void RouterCore::Impl::LoseWorker(const LostWorker& lost, const absl::Status& why, absl::Time now) {
+  const auto& [link, name, role] = lost;
+  ++(role == mesh::ROLE_PREFILL  ? counters.prefill_lost
+     : role == mesh::ROLE_DECODE ? counters.decode_lost
+                                 : counters.expert_lost);
+  std::vector<RequestId> affected;
+  for (const auto& [id, r] : requests) {
+    if (r.decode == link || r.prefill == link) affected.push_back(id);
+  }
+  LogWarning("worker.lost", {{"worker", name},
+                             {"link", link},
+                             {"requests", affected.size()},
+                             {"reason", MessageOf(why)}});
+  for (const RequestId& id : affected) {
+    RouterRequest& r = requests.at(id);
+    if (r.decode == link) {
+      Fail(r, Unavailable("decode worker \"%s\" was lost: %s; send the request again", name,
+                          MessageOf(why)));
+      continue;
+    }
+    if (r.phase == RequestPhase::kHandoff) {
+      const absl::Status lost =
+          Unavailable("prefill worker \"%s\" was lost: %s", name, MessageOf(why));
+      if (CountHandoffFailure(r, lost)) Requeue(r, now);
+      continue;
+    }
+    r.prefill = 0;  // not asked yet, or done already
+  }
+  PlaceWaiting(now);
+}
+
+void RouterCore::Impl::Tick(absl::Time now) {
+  for (const LostWorker& lost : members.Expire(now)) {
+    LoseWorker(
+        lost,
+        Unavailable("silent for longer than its lease of %s", absl::FormatDuration(options.lease)),
+        now);
+  }
+  std::vector<RequestId> ids;
+  for (const auto& [id, r] : requests) ids.push_back(id);
+  for (const RequestId& id : ids) {
+    RouterRequest* r = Find(id);
+    if (r == nullptr) continue;
+    const absl::Duration waited = now - r->phase_since;
+    if (now >= r->deadline) {
+      Fail(*r, DeadlineExceeded("the request's deadline passed after %d of %d tokens", r->delivered,
+                                r->spec.max_tokens));
+    } else if (r->phase == RequestPhase::kWaiting && waited > options.waiting_max) {
+      Fail(*r, ResourceExhausted("waited %s for a worker with room; retry later",
+                                 absl::FormatDuration(options.waiting_max)));
+    } else if (r->phase == RequestPhase::kLanding && waited > options.landing_max) {
+      Fail(*r, Unavailable("decode worker \"%s\" granted no landing within %s", NameOf(r->decode),
+                           absl::FormatDuration(options.landing_max)));
+    } else if (r->phase == RequestPhase::kHandoff && r->prefill_gave_up &&
+               now - *r->prefill_gave_up > options.verdict_wait) {
+      if (CountHandoffFailure(*r, r->prefill_status)) Requeue(*r, now);
+    } else if (r->phase != RequestPhase::kWaiting && waited > options.progress_max) {
+      Fail(*r, Unavailable("no progress for %s at decode worker \"%s\"",
+                           absl::FormatDuration(options.progress_max), NameOf(r->decode)));
+    }
+  }
+  PlaceWaiting(now);
+}
+
+// ---- the class
+// -----------------------------------------------------------------------------------
+
+RouterCore::RouterCore(RouterOptions options) {
+  CHECK_OK(options.Validate());
+  impl_ = std::make_unique<Impl>(std::move(options));
+}
+RouterCore::~RouterCore() = default;
+
+absl::Status RouterCore::Submit(ClientRequest request, absl::Time now) {
+  absl::Status status = impl_->Submit(std::move(request), now);
+  if (!status.ok()) ++impl_->counters.rejected;
+  return status;
+}
+
+bool RouterCore::CancelClient(const RequestId& id, absl::Time now) {
+  return impl_->Cancel(id, now);
+}
+
+void RouterCore::OnLinkOpened(LinkId link, absl::Time now) {
+  impl_->members.OnLinkOpened(link, now);
+}
+
+void RouterCore::OnWorkerMessage(LinkId link, const mesh::WorkerMessage& message, absl::Time now) {
+  impl_->OnMessage(link, message, now);
+}
+
+void RouterCore::OnLinkClosed(LinkId link, const absl::Status& status, absl::Time now) {
+  if (const auto lost = impl_->members.OnLinkClosed(link)) impl_->LoseWorker(*lost, status, now);
+}
+
+void RouterCore::Tick(absl::Time now) { impl_->Tick(now); }
+
+std::vector<RouterAction> RouterCore::TakeActions() { return std::exchange(impl_->actions, {}); }
+
+absl::Status RouterCore::Ready() const { return impl_->Ready(); }
+const RouterOptions& RouterCore::options() const { return impl_->options; }
+std::optional<mesh::ModelIdentity> RouterCore::identity() const {
+  return impl_->members.identity();
+}
+int64_t RouterCore::context_tokens() const { return impl_->ContextTokens(); }
+const RouterCounters& RouterCore::counters() const { return impl_->counters; }
+
+RouterGauges RouterCore::gauges() const {
+  return {.waiting = static_cast<int64_t>(impl_->waiting.size()),
+          .live = static_cast<int64_t>(impl_->requests.size()),
+          .prefill_workers = impl_->members.Count(mesh::ROLE_PREFILL),
+          .decode_workers = impl_->members.Count(mesh::ROLE_DECODE),
+          .expert_workers = impl_->members.Count(mesh::ROLE_EXPERT)};
+}
+
+}  // namespace deltamesh

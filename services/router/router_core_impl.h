@@ -1,0 +1,108 @@
+// The state behind RouterCore, split over three sources by what they do: router_core.cc (life and
+// ends of requests, lost workers, time), router_placement.cc (admission and placement),
+// router_messages.cc (what workers say).
+#pragma once
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "services/router/membership.h"
+#include "services/router/router_core.h"
+
+namespace deltamesh {
+
+enum class RequestPhase {
+  kWaiting,   // in the queue: no worker has room
+  kLanding,   // the decode worker was asked, its landing is awaited
+  kHandoff,   // the prefill worker was asked, the decode worker's verdict is awaited
+  kDecoding,  // tokens are awaited
+};
+
+// A request's life in the mesh. `decode` and `prefill` are 0 when none is assigned; what was
+// charged to them is given back exactly once, through Impl::ReleaseDecode and Impl::ReleasePrefill.
+struct RouterRequest {
+  ClientRequest spec;
+  absl::Time deadline;
+  absl::Time phase_since;  // progress within the phase counts as a new start
+  RequestPhase phase = RequestPhase::kWaiting;
+  uint32_t attempt = 0;
+  int64_t handoff_failures = 0;
+  int64_t placement_refusals = 0;
+  int64_t handoff_tokens = 0;
+  LinkId decode = 0;
+  LinkId prefill = 0;
+  LinkId sender = 0;  // who was last asked to prefill; for its report only
+  int64_t decode_blocks = 0, decode_tokens = 0;  // charged
+  int64_t prefill_blocks = 0, prefill_tokens = 0;
+  std::string avoid_prefill;  // the worker whose hand-off failed last
+  std::optional<absl::Time> prefill_gave_up;
+  absl::Status prefill_status;
+  int64_t delivered = 0;
+  int64_t cached_tokens = 0;
+
+  int64_t prompt_tokens() const { return static_cast<int64_t>(spec.prompt.size()); }
+};
+
+class RouterCore::Impl {
+ public:
+  explicit Impl(RouterOptions o) : options(std::move(o)), members(&options, &counters, &actions) {}
+
+  absl::Status Submit(ClientRequest spec, absl::Time now);
+  bool Cancel(const RequestId& id, absl::Time now);
+  void OnMessage(LinkId link, const mesh::WorkerMessage& message, absl::Time now);
+  void LoseWorker(const LostWorker& lost, const absl::Status& why, absl::Time now);
+  void Tick(absl::Time now);
+  void PlaceWaiting(absl::Time now);
+  int64_t ContextTokens() const;
+  absl::Status Ready() const;
+
+  RouterOptions options;
+  RouterCounters counters;
+  std::vector<RouterAction> actions;
+  mutable Membership members;
+  std::map<RequestId, RouterRequest> requests;  // ordered: what happens must not depend on a hash
+  std::deque<RequestId> waiting;                // first come, first placed
+
+ private:
+  enum class Placed { kYes, kNoRoom, kEnded };
+
+  // Messages of registered workers.
+  void OnRegister(LinkId link, const mesh::Register& message, absl::Time now);
+  void OnLanding(const Worker& from, const mesh::LandingGranted& message, absl::Time now);
+  void OnHandoffResult(const Worker& from, const mesh::HandoffResult& message, absl::Time now);
+  void OnPrefillFinished(const Worker& from, const mesh::PrefillFinished& message);
+  void OnOutput(const Worker& from, const mesh::SequenceOutput& output, absl::Time now);
+  void OnRequestFailed(const Worker& from, const mesh::RequestFailed& message, absl::Time now);
+  void OnPrefillGaveUp(RouterRequest& r, const absl::Status& why, absl::Time now);
+
+  // Placement.
+  Placed TryPlace(RouterRequest& r, absl::Time now);
+  bool ChoosePrefill(RouterRequest& r, int64_t position);
+  void SendStartDecode(const RouterRequest& r);
+  void SendStartPrefill(RouterRequest& r, const mesh::Landing& landing, absl::Time now);
+  void SendCancel(LinkId link, const RequestId& id);
+  // Frees the request everywhere and puts it first in the queue under the next attempt.
+  void Requeue(RouterRequest& r, absl::Time now);
+  // Counts a failed hand-off. False: that was the last one and the request has ended with `why`.
+  bool CountHandoffFailure(RouterRequest& r, const absl::Status& why);
+
+  // Ends.
+  void Finish(RouterRequest& r, mesh::SequenceOutput::End end);
+  void Fail(RouterRequest& r, const absl::Status& status);
+  void ReleaseDecode(RouterRequest& r);
+  void ReleasePrefill(RouterRequest& r);
+  void Erase(RouterRequest& r);
+
+  RouterRequest* Find(const RequestId& id) {
+    const auto it = requests.find(id);
+    return it == requests.end() ? nullptr : &it->second;
+  }
+  void CountReason(const std::string& name);
+  int64_t BlockTokens() const;
+  std::string NameOf(LinkId link) const;
+};
+
+}  // namespace deltamesh

@@ -1,0 +1,247 @@
+#include <algorithm>
+#include <utility>
+
+#include "deltamesh/mesh/handoff.pb.h"
+#include "runtime/base/status.h"
+#include "services/router/router_core_impl.h"
+
+namespace deltamesh {
+namespace {
+
+// The part of a reason before its details, if it is one we know: label values stay a small set.
+std::string ReasonName(const mesh::HandoffResult& result) {
+  if (result.code() == 0) return "OK";
+  const std::string name = result.reason().substr(0, result.reason().find_first_of(" :,;"));
+  mesh::RefusalReason parsed;
+  return mesh::RefusalReason_Parse(name, &parsed) ? name : "OTHER";
+}
+
+absl::StatusCode CodeOf(int32_t code) {
+  const bool known = code > 0 && code <= static_cast<int32_t>(absl::StatusCode::kUnauthenticated);
+  return known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kInternal;
+}
+
+}  // namespace
+
+void RouterCore::Impl::CountReason(const std::string& name) {
+  for (auto& [known, count] : counters.handoff_results) {
+    if (known == name) {
+      ++count;
+      return;
+    }
+  }
+  counters.handoff_results.emplace_back(name, 1);
+}
+
+void RouterCore::Impl::OnMessage(LinkId link, const mesh::WorkerMessage& message, absl::Time now) {
+  if (!members.Touch(link, now)) {
+    ++counters.stale_messages;
+    return;
+  }
+  if (message.has_register_()) return OnRegister(link, message.register_(), now);
+  const Worker* found = members.Find(link);
+  if (found == nullptr) {
+    ++counters.malformed_messages;
+    members.Refuse(link, FailedPrecondition("the first message of a link must be Register"));
+    return;
+  }
+  const Worker& from = *found;
+  const mesh::Role role = from.registration.role();
+  const bool decode = role == mesh::ROLE_DECODE;
+  const bool prefill = role == mesh::ROLE_PREFILL;
+  switch (message.body_case()) {
+    case mesh::WorkerMessage::kHeartbeat:
+      members.OnHeartbeat(link, message.heartbeat());
+      return PlaceWaiting(now);
+    case mesh::WorkerMessage::kLandingGranted:
+      if (decode) return OnLanding(from, message.landing_granted(), now);
+      break;
+    case mesh::WorkerMessage::kHandoffResult:
+      if (decode) return OnHandoffResult(from, message.handoff_result(), now);
+      break;
+    case mesh::WorkerMessage::kPrefillFinished:
+      if (prefill) return OnPrefillFinished(from, message.prefill_finished());
+      break;
+    case mesh::WorkerMessage::kOutputs:
+      if (!decode) break;
+      for (const mesh::SequenceOutput& output : message.outputs().sequences()) {
+        OnOutput(from, output, now);
+      }
+      return PlaceWaiting(now);
+    case mesh::WorkerMessage::kFailed:
+      if (decode || prefill) return OnRequestFailed(from, message.failed(), now);
+      break;
+    default:
+      break;
+  }
+  // A peer of the same protocol version never does this: its next messages cannot be trusted
+  // either.
+  ++counters.malformed_messages;
+  const absl::Status breach =
+      FailedPrecondition("worker \"%s\" sent message kind %d, which its role does not send",
+                         from.load.name, static_cast<int>(message.body_case()));
+  if (const auto lost = members.Refuse(link, breach)) LoseWorker(*lost, breach, now);
+}
+
+void RouterCore::Impl::OnRegister(LinkId link, const mesh::Register& message, absl::Time now) {
+  if (const auto lost = members.OnRegister(link, message, now)) {
+    LoseWorker(*lost, Unavailable("it registered again with epoch %d", message.epoch()), now);
+  }
+  PlaceWaiting(now);
+}
+
+void RouterCore::Impl::OnLanding(const Worker& from, const mesh::LandingGranted& message,
+                                 absl::Time now) {
+  RouterRequest* r = Find(message.request_id());
+  const bool current = r != nullptr && r->decode == from.link &&
+                       r->phase == RequestPhase::kLanding && message.attempt() == r->attempt;
+  if (!current) {
+    ++counters.stale_messages;
+    return;
+  }
+  if (static_cast<int64_t>(message.landing().position()) != r->handoff_tokens) {
+    ++counters.malformed_messages;
+    return Fail(*r,
+                Internal("decode worker \"%s\" granted a landing at %d tokens, %d were asked for",
+                         from.load.name, message.landing().position(), r->handoff_tokens));
+  }
+  if (r->prefill == 0 && !ChoosePrefill(*r, r->handoff_tokens)) {
+    // The planned worker is gone and no other has room: plan the whole placement anew.
+    Requeue(*r, now);
+    return PlaceWaiting(now);
+  }
+  SendStartPrefill(*r, message.landing(), now);
+}
+
+void RouterCore::Impl::OnHandoffResult(const Worker& from, const mesh::HandoffResult& message,
+                                       absl::Time now) {
+  CountReason(ReasonName(message));
+  RouterRequest* r = Find(message.request_id());
+  const bool current = r != nullptr && r->decode == from.link &&
+                       r->phase == RequestPhase::kHandoff && message.attempt() == r->attempt;
+  if (!current) {
+    ++counters.stale_messages;
+    return;
+  }
+  r->prefill_gave_up.reset();
+  if (message.code() == 0) {
+    ++counters.handoffs_ok;
+    counters.handoff_bytes += message.bytes();
+    counters.handoff_seconds += message.seconds();
+    r->phase = RequestPhase::kDecoding;
+    r->phase_since = now;
+    return;
+  }
+  ++counters.handoffs_refused;
+  if (!CountHandoffFailure(*r, absl::Status(CodeOf(message.code()), message.reason()))) {
+    return PlaceWaiting(now);
+  }
+  SendCancel(r->prefill, r->spec.request_id);
+  ReleasePrefill(*r);
+  ++r->attempt;
+  r->phase = RequestPhase::kLanding;
+  r->phase_since = now;
+}
+
+void RouterCore::Impl::OnPrefillFinished(const Worker& from, const mesh::PrefillFinished& message) {
+  RouterRequest* r = Find(message.request_id());
+  if (r == nullptr || r->sender != from.link || message.attempt() != r->attempt) {
+    ++counters.stale_messages;
+    return;
+  }
+  r->cached_tokens = static_cast<int64_t>(
+      std::min<uint64_t>(message.cached_tokens(), static_cast<uint64_t>(r->handoff_tokens)));
+  // The worker's room is free again; until the verdict it stays known as the sender.
+  if (r->phase == RequestPhase::kDecoding) ReleasePrefill(*r);
+}
+
+void RouterCore::Impl::OnOutput(const Worker& from, const mesh::SequenceOutput& output,
+                                absl::Time now) {
+  RouterRequest* r = Find(output.request_id());
+  if (r == nullptr || r->decode != from.link || r->phase != RequestPhase::kDecoding) {
+    ++counters.stale_messages;
+    return;
+  }
+  const int64_t first = static_cast<int64_t>(output.first_index());
+  const int64_t count = output.tokens_size();
+  const bool scored = output.scores_size() == 0 || output.scores_size() == count;
+  if (first > r->delivered || first + count > r->spec.max_tokens || !scored) {
+    ++counters.malformed_messages;
+    return Fail(*r,
+                Internal("decode worker \"%s\" sent tokens [%d, %d) with %d scores after %d of %d",
+                         from.load.name, first, first + count, output.scores_size(), r->delivered,
+                         r->spec.max_tokens));
+  }
+  const int64_t known = std::min(r->delivered - first, count);  // delivered before: sent twice
+  if (known > 0) ++counters.stale_messages;
+  r->phase_since = now;
+  if (r->prefill != 0) ReleasePrefill(*r);
+  if (count > known) {
+    ClientTokens tokens{r->spec.request_id, output};
+    tokens.output.set_first_index(static_cast<uint64_t>(r->delivered));
+    tokens.output.mutable_tokens()->erase(tokens.output.tokens().begin(),
+                                          tokens.output.tokens().begin() + known);
+    if (output.scores_size() > 0) {
+      tokens.output.mutable_scores()->DeleteSubrange(0, static_cast<int>(known));
+    }
+    r->delivered += count - known;
+    actions.push_back(std::move(tokens));
+  }
+  if (output.end() != mesh::SequenceOutput::RUNNING) Finish(*r, output.end());
+}
+
+void RouterCore::Impl::OnRequestFailed(const Worker& from, const mesh::RequestFailed& message,
+                                       absl::Time now) {
+  RouterRequest* r = Find(message.request_id());
+  const bool ours = r != nullptr && (r->decode == from.link || r->prefill == from.link) &&
+                    message.attempt() == r->attempt;
+  if (!ours) {
+    ++counters.stale_messages;
+    return;
+  }
+  const absl::Status why(CodeOf(message.code()), message.message());
+  if (r->prefill == from.link) {
+    OnPrefillGaveUp(*r, why, now);
+    return PlaceWaiting(now);
+  }
+  if (!absl::IsResourceExhausted(why) || r->delivered > 0) {
+    Fail(*r, Annotate(why, absl::StrFormat("decode worker \"%s\"", from.load.name)));
+    return PlaceWaiting(now);
+  }
+  // Another router was faster. Not the client's business until it has happened often.
+  ++counters.placement_refusals;
+  ++r->placement_refusals;
+  members.MarkFull(from.link);
+  if (r->placement_refusals >= options.placement_attempts_max) {
+    Fail(*r, ResourceExhausted("decode workers refused %d times, last \"%s\": %s; retry later",
+                               r->placement_refusals, from.load.name, message.message()));
+  } else {
+    Requeue(*r, now);
+  }
+  members.MarkFull(from.link);  // giving the room back must not undo it
+  PlaceWaiting(now);
+}
+
+void RouterCore::Impl::OnPrefillGaveUp(RouterRequest& r, const absl::Status& why, absl::Time now) {
+  if (r.phase != RequestPhase::kHandoff) {
+    ++counters.stale_messages;
+    return;
+  }
+  if (!absl::IsResourceExhausted(why)) {
+    r.prefill_gave_up = now;
+    r.prefill_status = why;
+    return;
+  }
+  ++counters.placement_refusals;
+  ++r.placement_refusals;
+  const LinkId full = r.prefill;
+  if (r.placement_refusals >= options.placement_attempts_max) {
+    Fail(r, ResourceExhausted("prefill workers refused %d times, last: %s; retry later",
+                              r.placement_refusals, MessageOf(why)));
+  } else {
+    Requeue(r, now);
+  }
+  members.MarkFull(full);
+}
+
+}  // namespace deltamesh
