@@ -1,0 +1,217 @@
+#include "runtime/text/json.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <fstream>
+#include <vector>
+
+namespace deltamesh {
+namespace {
+
+// Nesting depth by brackets outside strings. Only needs to be right for text that parses.
+int DepthOf(std::string_view text) {
+  int depth = 0;
+  int most = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      if (c == '"') in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      most = std::max(most, ++depth);
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return most;
+}
+
+void AppendString(std::string_view text, std::string& out) {
+  out.push_back('"');
+  for (const char c : text) {
+    switch (c) {
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      case '\b':
+        out += "\\b";
+        break;
+      case '\f':
+        out += "\\f";
+        break;
+      default:
+        if (static_cast<unsigned char>(c) < 0x20) {
+          out += absl::StrFormat("\\u%04x", static_cast<unsigned>(c));
+        } else {
+          out.push_back(c);
+        }
+    }
+  }
+  out.push_back('"');
+}
+
+// repr(float): the shortest digits that read back the same, plain between 1e-4 and 1e16.
+void AppendFloat(double value, std::string& out) {
+  if (std::isnan(value)) {
+    out += "NaN";
+    return;
+  }
+  if (std::isinf(value)) {
+    out += value > 0 ? "Infinity" : "-Infinity";
+    return;
+  }
+  char buffer[40];
+  const auto end =
+      std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific);
+  std::string_view text(buffer, end.ptr - buffer);
+  if (text.front() == '-') {
+    out.push_back('-');
+    text.remove_prefix(1);
+  }
+  const size_t e = text.find('e');
+  const int exponent = std::stoi(std::string(text.substr(e + 1)));
+  std::string digits(text.substr(0, 1));
+  if (e > 2) digits += text.substr(2, e - 2);
+  const int count = static_cast<int>(digits.size());
+  if (exponent < -4 || exponent >= 16) {
+    out.push_back(digits[0]);
+    if (count > 1) out.append(".").append(digits, 1);
+    out += absl::StrFormat("e%c%02d", exponent < 0 ? '-' : '+', std::abs(exponent));
+  } else if (exponent < 0) {
+    out.append("0.").append(-exponent - 1, '0').append(digits);
+  } else if (count <= exponent + 1) {
+    out.append(digits).append(exponent + 1 - count, '0').append(".0");
+  } else {
+    out.append(digits, 0, exponent + 1).append(".").append(digits, exponent + 1);
+  }
+}
+
+struct Style {
+  std::string_view comma;
+  std::string_view colon;
+  bool sorted;
+};
+
+void Append(const Json& value, const Style& style, std::string& out) {
+  switch (value.type()) {
+    case Json::value_t::object: {
+      std::vector<Json::const_iterator> members;
+      for (auto it = value.begin(); it != value.end(); ++it) members.push_back(it);
+      if (style.sorted) {  // UTF-8 bytes sort as code points do
+        std::sort(members.begin(), members.end(),
+                  [](const auto& a, const auto& b) { return a.key() < b.key(); });
+      }
+      out.push_back('{');
+      for (size_t i = 0; i < members.size(); ++i) {
+        if (i > 0) out += style.comma;
+        AppendString(members[i].key(), out);
+        out += style.colon;
+        Append(members[i].value(), style, out);
+      }
+      out.push_back('}');
+      break;
+    }
+    case Json::value_t::array: {
+      out.push_back('[');
+      for (size_t i = 0; i < value.size(); ++i) {
+        if (i > 0) out += style.comma;
+        Append(value[i], style, out);
+      }
+      out.push_back(']');
+      break;
+    }
+    case Json::value_t::string:
+      AppendString(value.get_ref<const std::string&>(), out);
+      break;
+    case Json::value_t::boolean:
+      out += value.get<bool>() ? "true" : "false";
+      break;
+    case Json::value_t::number_integer:
+      out += std::to_string(value.get<int64_t>());
+      break;
+    case Json::value_t::number_unsigned:
+      out += std::to_string(value.get<uint64_t>());
+      break;
+    case Json::value_t::number_float:
+      AppendFloat(value.get<double>(), out);
+      break;
+    default:
+      out += "null";
+  }
+}
+
+std::string Dump(const Json& value, const Style& style) {
+  std::string out;
+  Append(value, style, out);
+  return out;
+}
+
+}  // namespace
+
+absl::StatusOr<Json> ParseJson(std::string_view text, std::string_view name) {
+  if (const int depth = DepthOf(text); depth > kMaxJsonDepth) {
+    return InvalidArgument("%s: JSON is nested %d deep; use at most %d levels", name, depth,
+                           kMaxJsonDepth);
+  }
+  try {
+    return Json::parse(text);
+  } catch (const Json::exception& e) {
+    return InvalidArgument("%s: not valid JSON (%s); correct it", name, e.what());
+  }
+}
+
+absl::StatusOr<std::string> ReadTextFile(const std::filesystem::path& path, int64_t most) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (!std::filesystem::exists(status)) {
+    return NotFound("%s: no such file; copy it from the published checkpoint", path.string());
+  }
+  if (!std::filesystem::is_regular_file(status)) {
+    return InvalidArgument("%s: not a regular file; copy it from the published checkpoint",
+                           path.string());
+  }
+  const auto size = static_cast<int64_t>(std::filesystem::file_size(path, error));
+  if (error || size > most) {
+    return InvalidArgument("%s: %d bytes, at most %d are read; is this the right file?",
+                           path.string(), size, most);
+  }
+  std::string contents(size, '\0');
+  std::ifstream in(path, std::ios::binary);
+  if (!in.read(contents.data(), size)) {
+    return InvalidArgument("%s: cannot be read; check its permissions", path.string());
+  }
+  return contents;
+}
+
+absl::StatusOr<Json> ReadJsonFile(const std::filesystem::path& path) {
+  ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path, kMaxConfigFileBytes));
+  return ParseJson(text, path.string());
+}
+
+std::string PythonJson(const Json& value) { return Dump(value, {", ", ": ", false}); }
+std::string CompactJson(const Json& value) { return Dump(value, {",", ":", false}); }
+std::string SortedCompactJson(const Json& value) { return Dump(value, {",", ":", true}); }
+
+std::string JsonString(std::string_view text) {
+  std::string out;
+  AppendString(text, out);
+  return out;
+}
+
+}  // namespace deltamesh
