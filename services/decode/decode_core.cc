@@ -202,6 +202,7 @@ absl::Status DecodeCore::GrantLanding(Request& request, HandoffBuffers buffers, 
 
   mesh::WorkerMessage message;
   message.mutable_landing_granted()->set_request_id(request.start.request_id());
+  message.mutable_landing_granted()->set_attempt(request.start.attempt());
   *message.mutable_landing_granted()->mutable_landing() = std::move(landing);
   links_.Send(request.link, std::move(message));
   return absl::OkStatus();
