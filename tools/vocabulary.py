@@ -89,13 +89,19 @@ CODE = [
 ]
 
 
+def inflect(stem, ending):
+    if ending == "s" and stem.endswith(("ch", "sh", "s", "x")):
+        return stem + "es"
+    return (stem[:-1] if stem.endswith("e") and ending not in ("", "s") else stem) + ending
+
+
 def sentence(rng):
     words = []
     for _ in range(rng.randint(5, 14)):
         if rng.random() < 0.62:
             words.append(COMMON[min(int(rng.expovariate(0.012)), len(COMMON) - 1)])
         else:
-            words.append(rng.choice(STEMS) + rng.choice(ENDINGS))
+            words.append(inflect(rng.choice(STEMS), rng.choice(ENDINGS)))
     if rng.random() < 0.15:
         words.insert(rng.randrange(len(words)), str(rng.randint(0, 2100)))
     if rng.random() < 0.2:
