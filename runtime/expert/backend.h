@@ -25,12 +25,14 @@ class ExpertBackend {
  public:
   virtual ~ExpertBackend() = default;
 
-  // Begins the work; returns a ticket. Between Start and Finish the caller may compute other things.
+  // Begins the work; returns a ticket, which must be finished whatever happens in between. Until then the
+  // caller may compute other things.
   // UNAVAILABLE when some expert has no live shard.
   virtual absl::StatusOr<uint64_t> Start(const ExpertBatch& batch) = 0;
 
   // Waits for the ticket's results to be in batch.out. UNAVAILABLE when a shard was lost or answered wrong,
-  // DEADLINE_EXCEEDED when it stayed silent; the step must then be given up.
+  // DATA_LOSS when an answer was damaged, DEADLINE_EXCEEDED when a shard stayed silent; the step must then be
+  // given up.
   virtual absl::Status Finish(uint64_t ticket) = 0;
 };
 

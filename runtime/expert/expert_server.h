@@ -56,6 +56,10 @@ class ExpertServer final : public MessageHandler {
                ExpertServerOptions options);
   ~ExpertServer() override;
 
+  // Finishes the running call and refuses all others; the transport is not used after it returned,
+  // except to refuse what still arrives. Idempotent.
+  void Stop();
+
   ExpertServerStats stats() const;
 
   absl::StatusOr<Landing> OnMessage(const Arrival& arrival) override;

@@ -19,7 +19,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -72,9 +71,10 @@ class RemoteExperts final : public ExpertBackend, public MessageHandler {
   RemoteExperts(Transport* transport, RemoteExpertsOptions options);
   ~RemoteExperts() override;
 
-  // Takes effect at the next Start without an open ticket. A view with a smaller epoch is ignored.
+  // Takes effect with the next Start; shards that left keep their connection until no ticket is
+  // open. A view with a smaller epoch is ignored.
   void SetView(ExpertView view);
-  // Whether every expert is on some shard of the latest view that is not known to be lost.
+  // Whether the latest view puts every expert on some shard.
   bool complete() const;
   RemoteExpertsStats stats() const;
 
@@ -86,34 +86,38 @@ class RemoteExperts final : public ExpertBackend, public MessageHandler {
   void OnPeerLost(PeerId peer, const absl::Status& reason) override;
 
  private:
-  struct Shard {
-    ExpertShardInfo info;
-    PeerId peer = 0;  // 0: not connected, or lost
-  };
+  struct Table;
   struct Call;
-  struct Ticket;
   struct Draft;
+  struct Ticket {
+    ExpertBatch batch;
+    std::vector<std::shared_ptr<Call>> calls;
+  };
 
-  void ApplyView();
-  absl::Status Connect(Shard& shard);
-  absl::StatusOr<size_t> ChooseShard(int32_t expert, const std::vector<int64_t>& load);
-  absl::StatusOr<std::vector<Draft>> Route(const ExpertBatch& batch);
-  void Send(const std::shared_ptr<Call>& call, const ExpertBatch& batch, const Draft& draft);
+  std::shared_ptr<Table> Enter();
+  void Leave();
+  absl::StatusOr<std::vector<Draft>> Route(Table& table, const ExpertBatch& batch);
+  absl::StatusOr<size_t> ChooseShard(Table& table, int32_t expert, int64_t layer,
+                                     const std::vector<int64_t>& load);
+  absl::Status Reconnect(Table& table, size_t shard);
+  std::shared_ptr<Call> Open(const Table& table, const ExpertBatch& batch, Draft draft);
+  void Send(const std::shared_ptr<Call>& call, const ExpertBatch& batch);
   absl::Status Wait(const Ticket& ticket);
+  absl::Status Check(const Ticket& ticket, bool& open) const;
   absl::Status Collect(const Call& call, const ExpertBatch& batch);
-  void Close(const Ticket& ticket);
-  // Ends a call; the mutex is held.
-  void Settle(Call& call, absl::Status status);
+  // These want the mutex held.
+  void Settle(Call& call, absl::Status status, uint64_t RemoteExpertsStats::*counter);
+  void MarkLost(PeerId peer);
 
   Transport* const transport_;
   const RemoteExpertsOptions options_;
 
+  std::mutex view_mutex_;  // one SetView at a time; taken before mutex_
   mutable std::mutex mutex_;
   std::condition_variable settled_;
-  std::optional<ExpertView> pending_view_;
-  uint64_t view_epoch_ = 0;                          // of the newest view seen
-  std::vector<Shard> shards_;                        // changed by the model's thread only
-  std::vector<std::vector<int32_t>> hosts_;          // [expert] -> indices in shards_; likewise
+  std::shared_ptr<Table> table_;                     // never null
+  std::vector<PeerId> retired_;                      // to be disconnected when no ticket is open
+  int64_t entered_ = 0;                              // Starts under way and open tickets
   std::map<uint64_t, std::shared_ptr<Call>> calls_;  // open, by call id
   std::map<uint64_t, Ticket> tickets_;
   uint64_t next_call_ = 1;
