@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "deltamesh/mesh/expert.pb.h"
-#include "runtime/base/crc32c.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/expert/checksum.h"
 
 namespace deltamesh {
 namespace {
@@ -72,7 +72,7 @@ struct ExpertServer::Job {
   uint64_t call_id = 0;
   int64_t layer = 0;
   int64_t rows = 0;
-  uint32_t crc = 0;
+  mesh::ExpertDispatch header;    // kept for its checksum
   std::vector<ExpertRow> wanted;  // in the order of the answer
   std::unique_ptr<float[]> in;    // [rows, width]
   std::unique_ptr<float[]> out;   // [wanted.size(), width]
@@ -136,7 +136,6 @@ absl::StatusOr<std::shared_ptr<ExpertServer::Job>> ExpertServer::Accept(const Ar
   job->call_id = d.call_id();
   job->layer = d.layer();
   job->rows = d.rows();
-  job->crc = d.crc32c();
   job->bytes = (job->rows + d.experts_size()) * set_->width * static_cast<int64_t>(sizeof(float));
   if (const absl::Status s = Reserve(*job); !s.ok()) return refuse(s, &ExpertServerStats::full);
 
@@ -151,6 +150,7 @@ absl::StatusOr<std::shared_ptr<ExpertServer::Job>> ExpertServer::Accept(const Ar
     return std::make_unique_for_overwrite<float[]>(static_cast<size_t>(n * set_->width));
   };
   job->in = floats(job->rows);
+  job->header = std::move(d);
   job->out = floats(static_cast<int64_t>(job->wanted.size()));
   return job;
 }
@@ -211,13 +211,15 @@ void ExpertServer::Loop() {
 }
 
 void ExpertServer::Run(const std::shared_ptr<Job>& job) {
-  if (Crc32c(Bytes(job->in.get(), job->rows * set_->width)) != job->crc) {
+  const auto payload = Bytes(job->in.get(), job->rows * set_->width);
+  if (DispatchChecksum(job->header, payload) != job->header.crc32c()) {
     {
       std::lock_guard lock(mutex_);
       ++stats_.corrupt;
     }
     Release(*job);
-    Refuse(job->peer, job->call_id, DataLoss("rows: the checksum does not match; send them again"));
+    Refuse(job->peer, job->call_id,
+           DataLoss("dispatch: the checksum does not match; send it again"));
     return;
   }
   const absl::Status status =
@@ -233,7 +235,7 @@ void ExpertServer::Answer(const std::shared_ptr<Job>& job) {
   c.set_call_id(job->call_id);
   c.set_rows(static_cast<uint32_t>(answers));
   c.set_width(static_cast<uint32_t>(set_->width));
-  c.set_crc32c(Crc32c(payload));
+  c.set_crc32c(CombineChecksum(c.call_id(), c.rows(), c.width(), payload));
   c.set_shard_epoch(options_.epoch);
   {
     std::lock_guard lock(mutex_);

@@ -26,9 +26,9 @@
 namespace deltamesh {
 
 struct ExpertServerOptions {
-  std::string name;
+  std::string name{};
   uint64_t epoch = 0;
-  std::string model_digest;
+  std::string model_digest{};
   int64_t landing_bytes_max = int64_t{1} << 30;  // rows received and answers not yet sent, together
   int64_t queue_max = 256;                       // calls accepted and not yet answered
   bool compute_inline = false;                   // for tests: everything within the handler

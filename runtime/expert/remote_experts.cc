@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "deltamesh/mesh/expert.pb.h"
-#include "runtime/base/crc32c.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/expert/checksum.h"
 
 namespace deltamesh {
 namespace {
@@ -279,7 +279,7 @@ void RemoteExperts::Send(const std::shared_ptr<Call>& call, const ExpertBatch& b
   d.set_width(static_cast<uint32_t>(batch.width));
   d.mutable_experts_per_row()->Add(call->draft.per_row.begin(), call->draft.per_row.end());
   d.mutable_experts()->Add(call->draft.experts.begin(), call->draft.experts.end());
-  d.set_crc32c(Crc32c(payload));
+  d.set_crc32c(DispatchChecksum(d, payload));
   transport_->Send(
       call->peer, MessageType::kExpertDispatch, d.SerializeAsString(), payload,
       [this, call](absl::Status sent) {
@@ -427,7 +427,8 @@ absl::Status RemoteExperts::Wait(const Ticket& ticket) {
 
 absl::Status RemoteExperts::Collect(const Call& call, const ExpertBatch& batch) {
   const int64_t rows = static_cast<int64_t>(call.draft.out_rows.size());
-  if (Crc32c(Bytes(call.landing.get(), rows * batch.width)) != call.crc) {
+  if (CombineChecksum(call.id, static_cast<uint32_t>(rows), static_cast<uint32_t>(batch.width),
+                      Bytes(call.landing.get(), rows * batch.width)) != call.crc) {
     std::lock_guard lock(mutex_);
     ++stats_.corrupt;
     return DataLoss("expert shard %s: the answer's checksum does not match; retry", call.shard);

@@ -30,7 +30,7 @@ namespace deltamesh {
 
 // One process that hosts experts.
 struct ExpertShardInfo {
-  std::string name;
+  std::string name{};
   uint64_t epoch = 0;
   std::string address;           // of its transport
   std::vector<int32_t> experts;  // hosted, in every MoE layer
@@ -44,14 +44,14 @@ struct ExpertView {
 };
 
 struct RemoteExpertsOptions {
-  std::string caller;                          // this worker's name
-  std::string model_digest;                    // a shard with another one refuses
+  std::string caller{};                        // this worker's name
+  std::string model_digest{};                  // a shard with another one refuses
   int64_t experts = 0;                         // per layer, whole model
   int64_t width = 0;                           // values per row
   absl::Duration deadline = absl::Seconds(5);  // from Finish's begin to the last answer
   // For transports that move only when driven: called while waiting, returns false when nothing
   // moved. Null: wait for the transport's thread.
-  std::function<bool()> pump;
+  std::function<bool()> pump{};
 };
 
 struct RemoteExpertsStats {
