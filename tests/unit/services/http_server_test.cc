@@ -1,0 +1,315 @@
+// The HTTP server, byte by byte over a plain socket.
+#include "services/common/http_server.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#include "absl/synchronization/notification.h"
+#include "runtime/base/log.h"
+#include "services/common/http_ops.h"
+#include "services/common/metrics.h"
+#include "tests/unit/services/raw_http.h"
+
+namespace deltamesh {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+// Answers by path; keeps responders of /hold.
+class TestHandler final : public HttpHandler {
+ public:
+  void Handle(HttpRequest request, std::shared_ptr<HttpResponder> responder) override {
+    if (request.path == "/echo") {
+      responder->Send({.status = 200, .content_type = "text/plain", .headers = {{"X-Query", request.query}},
+                       .body = request.method + ":" + request.body});
+    } else if (request.path == "/stream") {
+      std::thread([responder] {
+        responder->Begin({.status = 200, .content_type = "text/event-stream", .headers = {}, .body = ""});
+        for (int i = 0; i < 3; ++i) {
+          responder->Write("data: " + std::to_string(i) + "\n\n");
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        responder->End();
+      }).detach();
+    } else if (request.path == "/drop") {
+    } else if (request.path == "/throw") {
+      throw std::runtime_error("planted");
+    } else if (request.path == "/flood") {
+      std::thread([this, responder] {
+        responder->Begin({});
+        const std::string chunk(64 << 10, 'x');
+        while (responder->Write(chunk)) ++flooded;
+        flood_ended = true;
+      }).detach();
+    } else {
+      responder->OnGone([this] { gone.Notify(); });
+      if (request.path == "/hold-stream") {
+        responder->Begin({});
+        responder->Write("first");
+      }
+      std::lock_guard lock(mu);
+      held.push_back(responder);
+    }
+  }
+
+  std::mutex mu;
+  std::vector<std::shared_ptr<HttpResponder>> held;
+  absl::Notification gone;
+  std::atomic<int> flooded{0};
+  std::atomic<bool> flood_ended{false};
+};
+
+class HttpServerTest : public ::testing::Test {
+ protected:
+  void Start(HttpOptions options = {}) {
+    InitLog("test", LogLevel::kError);
+    auto started = HttpServer::Start(options, &handler);
+    ASSERT_TRUE(started.ok()) << started.status();
+    server = *std::move(started);
+  }
+  RawHttp::Response Ask(std::string_view bytes) {
+    RawHttp client(server->port());
+    client.Send(bytes);
+    return client.ReadResponse();
+  }
+  TestHandler handler;
+  std::unique_ptr<HttpServer> server;
+};
+
+TEST_F(HttpServerTest, AnswersAndKeepsTheConnection) {
+  Start();
+  RawHttp client(server->port());
+  for (int i = 0; i < 3; ++i) {
+    client.Send(RawHttp::Post("/echo?a=b%20c", "body" + std::to_string(i)));
+    const auto r = client.ReadResponse();
+    EXPECT_EQ(r.status, 200);
+    EXPECT_EQ(r.body, "POST:body" + std::to_string(i));
+    EXPECT_THAT(r.head, HasSubstr("X-Query: a=b%20c\r\n"));
+  }
+}
+
+TEST_F(HttpServerTest, PipelinedRequestsAreAnsweredInOrder) {
+  Start();
+  RawHttp client(server->port());
+  client.Send(RawHttp::Post("/echo", "1") + RawHttp::Get("/stream") + RawHttp::Post("/echo", "2"));
+  EXPECT_EQ(client.ReadResponse().body, "POST:1");
+  EXPECT_EQ(client.ReadResponse().body, "data: 0\n\ndata: 1\n\ndata: 2\n\n");
+  EXPECT_EQ(client.ReadResponse().body, "POST:2");
+}
+
+TEST_F(HttpServerTest, RequestInSingleBytesAndChunkedBody) {
+  Start();
+  RawHttp client(server->port());
+  const std::string bytes =
+      "POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
+  for (const char c : bytes) client.Send(std::string_view(&c, 1));
+  EXPECT_EQ(client.ReadResponse().body, "POST:abcde");
+}
+
+TEST_F(HttpServerTest, HeadHasTheLengthAndNoBody) {
+  Start();
+  RawHttp client(server->port());
+  client.Send("HEAD /echo HTTP/1.1\r\nHost: t\r\n\r\n");
+  EXPECT_THAT(client.ReadUntil("\r\n\r\n"), HasSubstr("Content-Length: 4\r\n"));
+  client.Send(RawHttp::Get("/echo"));   // the connection is still in step
+  EXPECT_EQ(client.ReadResponse().body, "GET:");
+}
+
+TEST_F(HttpServerTest, OptionsNamesTheMethods) {
+  Start();
+  const auto r = Ask("OPTIONS /echo HTTP/1.1\r\nHost: t\r\n\r\n");
+  EXPECT_EQ(r.status, 204);
+  EXPECT_THAT(r.head, HasSubstr("Allow: GET, HEAD, POST, OPTIONS"));
+}
+
+TEST_F(HttpServerTest, OldClientsGetTheStreamWithoutChunks) {
+  Start();
+  RawHttp client(server->port());
+  client.Send("GET /stream HTTP/1.0\r\n\r\n");
+  const std::string all = client.ReadAll();
+  EXPECT_TRUE(client.closed_by_peer());
+  EXPECT_THAT(all, HasSubstr("\r\n\r\ndata: 0\n\ndata: 1\n\ndata: 2\n\n"));
+  EXPECT_EQ(all.find("chunked"), all.npos);
+}
+
+TEST_F(HttpServerTest, MalformedInputIsRefusedByKind) {
+  HttpOptions options;
+  options.header_bytes_max = 1024;
+  options.body_bytes_max = 100;
+  Start(options);
+  EXPECT_EQ(Ask("nonsense\r\n\r\n").status, 400);
+  EXPECT_EQ(Ask("GET / HTTP/9.9\r\n\r\n").status, 400);
+  EXPECT_EQ(Ask("GET /echo HTTP/1.1\r\n\r\n").status, 400);              // no Host
+  EXPECT_EQ(Ask("GET echo HTTP/1.1\r\nHost: t\r\n\r\n").status, 400);
+  EXPECT_EQ(Ask("GET /echo HTTP/1.1\r\nHost : t\r\n\r\n").status, 400);
+  EXPECT_EQ(Ask("POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: x\r\n\r\n").status, 400);
+  EXPECT_EQ(Ask("BREW /echo HTTP/1.1\r\nHost: t\r\n\r\n").status, 501);
+  EXPECT_EQ(Ask("GET /echo HTTP/1.1\r\nHost: t\r\nX: " + std::string(5000, 'a') + "\r\n\r\n").status, 431);
+  EXPECT_EQ(Ask(RawHttp::Post("/echo", std::string(101, 'a'))).status, 413);
+  EXPECT_EQ(Ask(RawHttp::Post("/echo", std::string(100, 'a'))).status, 200);
+}
+
+TEST_F(HttpServerTest, HugeBodyIsRefusedWhileTheClientStillSends) {
+  HttpOptions options;
+  options.body_bytes_max = 1000;
+  Start(options);
+  EXPECT_EQ(Ask(RawHttp::Post("/echo", std::string(8 << 20, 'a'))).status, 413);
+}
+
+TEST_F(HttpServerTest, ContinueIsSentBeforeTheBody) {
+  Start();
+  RawHttp client(server->port());
+  client.Send("POST /echo HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n");
+  EXPECT_EQ(client.ReadUntil("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
+  client.Send("ab");
+  EXPECT_EQ(client.ReadResponse().body, "POST:ab");
+}
+
+TEST_F(HttpServerTest, SlowRequestsAndIdleConnectionsEnd) {
+  HttpOptions options;
+  options.read_max = absl::Milliseconds(100);
+  options.idle_max = absl::Milliseconds(200);
+  Start(options);
+  RawHttp slow(server->port());
+  slow.Send("POST /echo HTTP/1.1\r\nHost: t\r\n");
+  EXPECT_EQ(slow.ReadResponse().status, 408);
+  RawHttp idle(server->port());
+  EXPECT_EQ(idle.ReadAll(3000), "");
+  EXPECT_TRUE(idle.closed_by_peer());
+}
+
+TEST_F(HttpServerTest, GoneClientIsNoticedAtOnceWithNothingToSend) {
+  Start();
+  for (const std::string path : {"/hold-stream"}) {
+    RawHttp client(server->port());
+    client.Send(RawHttp::Get(path));
+    EXPECT_THAT(client.ReadUntil("first"), HasSubstr("first"));
+    client.Close();
+    EXPECT_TRUE(handler.gone.WaitForNotificationWithTimeout(absl::Seconds(1)));
+    std::lock_guard lock(handler.mu);
+    EXPECT_FALSE(handler.held.back()->Write("more"));
+    bool called = false;
+    handler.held.back()->OnGone([&] { called = true; });
+    EXPECT_TRUE(called);
+  }
+}
+
+TEST_F(HttpServerTest, GoneClientIsNoticedBeforeAnyAnswer) {
+  Start();
+  RawHttp client(server->port());
+  client.Send(RawHttp::Get("/hold"));
+  for (int i = 0; i < 1000; ++i) {
+    std::lock_guard lock(handler.mu);
+    if (!handler.held.empty()) break;
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  client.Close();
+  EXPECT_TRUE(handler.gone.WaitForNotificationWithTimeout(absl::Seconds(1)));
+}
+
+TEST_F(HttpServerTest, DroppedAndThrowingHandlersAreFiveHundreds) {
+  Start();
+  EXPECT_EQ(Ask(RawHttp::Get("/drop")).status, 500);
+  EXPECT_EQ(Ask(RawHttp::Get("/throw")).status, 500);
+}
+
+TEST_F(HttpServerTest, ReaderThatDoesNotKeepUpIsCut) {
+  HttpOptions options;
+  options.unread_bytes_max = 1 << 20;
+  Start(options);
+  RawHttp client(server->port());
+  client.Send(RawHttp::Get("/flood"));
+  for (int i = 0; i < 5000 && !handler.flood_ended; ++i) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_TRUE(handler.flood_ended);
+  // What was queued, plus what the kernel's buffers took.
+  EXPECT_LT(handler.flooded, 1000);
+}
+
+TEST_F(HttpServerTest, ConnectionsOverTheBoundAreTurnedAway) {
+  HttpOptions options;
+  options.connections_max = 2;
+  Start(options);
+  RawHttp a(server->port()), b(server->port());
+  a.Send(RawHttp::Get("/echo"));
+  b.Send(RawHttp::Get("/echo"));
+  EXPECT_EQ(a.ReadResponse().status, 200);
+  EXPECT_EQ(b.ReadResponse().status, 200);
+  RawHttp c(server->port());
+  EXPECT_EQ(c.ReadResponse().status, 503);
+}
+
+TEST_F(HttpServerTest, ManyStreamsAtOnce) {
+  Start();
+  std::atomic<int> good{0};
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 8; ++i) {
+    clients.emplace_back([&] {
+      RawHttp client(server->port());
+      for (int k = 0; k < 10; ++k) {
+        client.Send(RawHttp::Get("/stream"));
+        good += client.ReadResponse().body == "data: 0\n\ndata: 1\n\ndata: 2\n\n";
+      }
+    });
+  }
+  for (auto& c : clients) c.join();
+  EXPECT_EQ(good, 80);
+}
+
+TEST_F(HttpServerTest, StoppingTellsProducersAndOutlivingRespondersAreHarmless) {
+  Start();
+  RawHttp client(server->port());
+  client.Send(RawHttp::Get("/hold-stream"));
+  client.ReadUntil("first");
+  server.reset();
+  EXPECT_TRUE(handler.gone.HasBeenNotified());
+  EXPECT_FALSE(handler.held.back()->Write("late"));
+  handler.held.back()->End();
+  handler.held.clear();
+}
+
+TEST_F(HttpServerTest, TakenPortIsNamed) {
+  Start();
+  HttpOptions options;
+  options.port = server->port();
+  const auto second = HttpServer::Start(options, &handler);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr(std::to_string(options.port)));
+}
+
+TEST(HttpOpsTest, HealthReadinessAndMetrics) {
+  InitLog("test", LogLevel::kError);
+  Metrics metrics(MetricLabels{{"role", "test"}});
+  absl::Status ready = absl::UnavailableError("no worker");
+  int refreshed = 0;
+  HttpOps ops(&metrics, [&] { return ready; }, [&] { ++refreshed; });
+  auto server = HttpServer::Start({}, &ops);
+  ASSERT_TRUE(server.ok());
+  RawHttp client((*server)->port());
+  const auto ask = [&](const std::string& path) {
+    client.Send(RawHttp::Get(path));
+    return client.ReadResponse();
+  };
+  EXPECT_EQ(ask("/healthz").status, 200);
+  EXPECT_EQ(ask("/readyz").status, 503);
+  EXPECT_EQ(ask("/readyz").body, "no worker\n");
+  ready = absl::OkStatus();
+  EXPECT_EQ(ask("/readyz").status, 200);
+  EXPECT_EQ(ask("/nothing").status, 404);
+  CounterFollower follower(metrics.Counter("deltamesh_test_total", "A test."));
+  follower.Set(3);
+  follower.Set(5);
+  const auto r = ask("/metrics");
+  EXPECT_THAT(r.head, HasSubstr("text/plain; version=0.0.4"));
+  EXPECT_THAT(r.body, HasSubstr("deltamesh_test_total{role=\"test\"} 5"));
+  EXPECT_EQ(refreshed, 1);
+  client.Send(RawHttp::Post("/metrics", ""));
+  EXPECT_EQ(client.ReadResponse().status, 405);
+}
+
+}  // namespace
+}  // namespace deltamesh
