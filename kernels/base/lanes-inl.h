@@ -38,12 +38,24 @@ HWY_INLINE void StorePart(VF v, float* p, int64_t count) {
   std::memcpy(p, buffer, static_cast<size_t>(count) * sizeof(float));
 }
 
-// Calls op.Step(d, i) for full vectors of [begin, end) and op.Part(i, count) for the rest.
-template <class Op>
-HWY_INLINE void ForVectors(int64_t begin, int64_t end, const Op& op) {
+// The same for any count up to kN, fast when it is kN.
+HWY_INLINE VF LoadUpTo(const float* p, int64_t count) {
+  return count == kN ? hn::LoadU(DF(), p) : LoadPart(p, count);
+}
+HWY_INLINE void StoreUpTo(VF v, float* p, int64_t count) {
+  if (count == kN) {
+    hn::StoreU(v, DF(), p);
+  } else {
+    StorePart(v, p, count);
+  }
+}
+
+// Calls body(i, count) for consecutive stretches of [begin, end), count = kN but for the last.
+template <class Body>
+HWY_INLINE void ForVectors(int64_t begin, int64_t end, const Body& body) {
   int64_t i = begin;
-  for (; i + kN <= end; i += kN) op.Step(i);
-  if (i < end) op.Part(i, end - i);
+  for (; i + kN <= end; i += kN) body(i, kN);
+  if (i < end) body(i, end - i);
 }
 
 // 16 running sums.

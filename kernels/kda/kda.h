@@ -25,6 +25,9 @@
 
 namespace deltamesh::kernels {
 
+// Largest dim: a tile's decayed keys and queries are kept on the stack.
+inline constexpr int64_t kMaxKdaDim = 256;
+
 // a = exp(g) per channel: bounded: g = lower_bound * sigmoid(A * (z + dt_bias)); unbounded:
 // g = -A * softplus(z + dt_bias), A = exp(A_log) per head.
 struct KdaDecayParams {
