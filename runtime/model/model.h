@@ -23,6 +23,10 @@
 
 namespace deltamesh {
 
+// Rows of one call. The workspace grows with the largest call seen (about 20 hidden widths a row); callers
+// keep their own budget below this.
+inline constexpr int64_t kForwardTokensMax = 65536;
+
 // One sequence's part of a step.
 struct SequenceChunk {
   SequenceState* state;                 // advanced by tokens.size(); blocks must have been reserved
@@ -30,8 +34,9 @@ struct SequenceChunk {
   // Logits of the last `logits` tokens (0: none) go to `out` [logits, vocab].
   int64_t logits = 0;
   float* out = nullptr;
-  // Called on the calling thread when layer `layer` has been computed for this chunk, layers ascending:
-  // that layer's state is final for this chunk. May be null.
+  // Called on the calling thread, layers ascending, as soon as the state of layer `layer` (0-based layer of
+  // the model) is final for this chunk; the rest of the layer and the state's position come later. May be
+  // null.
   std::function<void(int64_t layer)> layer_done;
 };
 
@@ -49,9 +54,9 @@ class Model {
   const std::string& digest() const;    // hex SHA-256, see digest.h
   int64_t weight_bytes() const;         // resident bytes of packed weights
 
-  // Advances every chunk's sequence. The batch may hold any mix of prompt chunks and single tokens; a
-  // sequence appears at most once. On an error the chunks' states are undefined and must be dropped.
-  // One call at a time per model object.
+  // Advances every chunk's sequence. The batch may hold any mix of prompt chunks and single tokens, in all
+  // at most kForwardTokensMax; a sequence appears at most once. Fails only as the experts fail: then the
+  // chunks' states are undefined and must be dropped. One call at a time per model object.
   absl::Status Forward(std::span<SequenceChunk> batch, ExpertBackend& experts, ThreadPool& pool);
 
  private:

@@ -1,0 +1,31 @@
+// Matrix products of one step, split over a pool by output panels.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/gemm/gemm.h"
+#include "runtime/base/thread_pool.h"
+
+namespace deltamesh {
+
+// y = x * W^T for all tokens of a step.
+struct Projection {
+  const float* x;      // [tokens, w.cols], x_stride floats between rows
+  int64_t x_stride;
+  kernels::PackedMatrix w;
+  float* y;            // [tokens, w.rows], y_stride floats between rows
+  int64_t y_stride;
+};
+
+// Computes independent projections as one job, so that small ones do not each wait for all threads.
+void Project(ThreadPool& pool, int64_t tokens, std::span<const Projection> projections);
+
+// One projection with dense rows on both sides.
+void Project(ThreadPool& pool, int64_t tokens, const float* x, const kernels::PackedMatrix& w,
+             float* y);
+
+// Rows worth handing to a thread when one row costs about `row_cost` multiply-adds.
+int64_t RowGrain(int64_t row_cost);
+
+}  // namespace deltamesh

@@ -1,0 +1,57 @@
+#include "runtime/model/workspace.h"
+
+#include <algorithm>
+#include <new>
+
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+
+namespace {
+constexpr int64_t kAlign = 64;
+constexpr int64_t kSegmentBytesMin = int64_t{1} << 20;
+}  // namespace
+
+void Workspace::Free::operator()(std::byte* p) const {
+  ::operator delete(p, std::align_val_t{kAlign});
+}
+
+Workspace::Segment Workspace::Allocate(int64_t bytes) {
+  auto* p = static_cast<std::byte*>(
+      ::operator new(static_cast<size_t>(bytes), std::align_val_t{kAlign}));
+  return {std::unique_ptr<std::byte, Free>(p), bytes};
+}
+
+int64_t Workspace::bytes() const {
+  int64_t total = 0;
+  for (const Segment& s : segments_) total += s.bytes;
+  return total;
+}
+
+void* Workspace::TakeBytes(int64_t bytes) {
+  CHECK(bytes >= 0 && open_scopes_ > 0, "%d bytes in %d scopes", bytes, open_scopes_);
+  bytes = (bytes + kAlign - 1) / kAlign * kAlign;
+  while (segment_ < segments_.size() && used_ + bytes > segments_[segment_].bytes) {
+    ++segment_;
+    used_ = 0;
+  }
+  if (segment_ == segments_.size()) {
+    // As much again as is held already keeps the number of segments logarithmic.
+    segments_.push_back(Allocate(std::max({bytes, kSegmentBytesMin, this->bytes()})));
+  }
+  void* p = segments_[segment_].data.get() + used_;
+  used_ += bytes;
+  return p;
+}
+
+void Workspace::Release(size_t segment, int64_t used) {
+  segment_ = segment;
+  used_ = used;
+  if (--open_scopes_ > 0 || segments_.size() < 2) return;
+  // Nothing is in use: one segment of the same size serves the next step without gaps.
+  const int64_t total = bytes();
+  segments_.clear();
+  segments_.push_back(Allocate(total));
+}
+
+}  // namespace deltamesh
