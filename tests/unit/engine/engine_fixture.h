@@ -11,6 +11,7 @@
 
 #include "nlohmann/json.hpp"
 #include "runtime/base/random.h"
+#include "runtime/base/status.h"
 #include "runtime/engine/engine.h"
 #include "runtime/expert/local_experts.h"
 
