@@ -8,7 +8,6 @@
 #include <fstream>
 
 #include "CLI/CLI.hpp"
-#include "runtime/base/log.h"
 #include "runtime/base/status.h"
 
 namespace deltamesh {
@@ -19,7 +18,8 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
       ->envname("DELTAMESH_ROUTER")
       ->delimiter(',')
       ->required();
-  app->add_option("--name", f->name, "unique in the mesh, stable over restarts (default: role-host-pid)")
+  app->add_option("--name", f->name,
+                  "unique in the mesh, stable over restarts (default: role-host-pid)")
       ->envname("DELTAMESH_NAME");
   app->add_option("--listen", f->listen, "gRPC address (health, reflection)")
       ->envname("DELTAMESH_LISTEN")
@@ -30,11 +30,15 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
   app->add_option("--transport-listen", f->transport_listen, "UCX address for large buffers")
       ->envname("DELTAMESH_TRANSPORT_LISTEN")
       ->capture_default_str();
+  app->add_option("--transport-advertise", f->transport_advertise,
+                  "numeric host that others reach the UCX address at (default: as listened)")
+      ->envname("DELTAMESH_TRANSPORT_ADVERTISE");
   app->add_option("--threads", f->threads, "threads of the step loop")
       ->envname("DELTAMESH_THREADS")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app->add_option("--drain-seconds", f->drain_seconds, "longest wait for running requests at the end")
+  app->add_option("--drain-seconds", f->drain_seconds,
+                  "longest wait for running requests at the end")
       ->envname("DELTAMESH_DRAIN_SECONDS")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -61,10 +65,23 @@ absl::StatusOr<std::pair<std::string, int>> ParseHostPort(std::string_view flag,
   return std::make_pair(std::string(text.substr(0, colon)), port);
 }
 
+LogLevel ParseLogLevel(std::string_view name) {
+  if (name == "debug") return LogLevel::kDebug;
+  if (name == "warning") return LogLevel::kWarning;
+  if (name == "error") return LogLevel::kError;
+  return LogLevel::kInfo;
+}
+
 absl::Status FinishWorkerFlags(std::string_view role, WorkerFlags* flags) {
   RETURN_IF_ERROR(ParseHostPort("--listen", flags->listen).status());
   RETURN_IF_ERROR(ParseHostPort("--http", flags->http).status());
   RETURN_IF_ERROR(ParseHostPort("--transport-listen", flags->transport_listen).status());
+  const bool any = flags->transport_listen.starts_with("0.0.0.0:");
+  if (any && flags->transport_advertise.empty()) {
+    return InvalidArgument(
+        "--transport-listen: %s names no address others can dial; add --transport-advertise",
+        flags->transport_listen);
+  }
   if (flags->routers.empty()) return InvalidArgument("--router: none given; use host:port");
   struct stat info;
   if (stat(flags->model.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "runtime/base/log.h"
 
 namespace CLI {
 class App;
@@ -19,16 +20,17 @@ namespace deltamesh {
 
 // What every worker process takes.
 struct WorkerFlags {
-  std::string model;                    // checkpoint folder
-  std::vector<std::string> routers;     // gRPC targets
-  std::string name;                     // unique in the mesh; empty: role-hostname-pid
-  std::string listen = "127.0.0.1:0";   // gRPC: health and reflection
-  std::string http = "127.0.0.1:0";     // /metrics, /healthz, /readyz
-  std::string transport_listen = "127.0.0.1:0";   // where large buffers arrive
-  int threads = 1;                      // of the step loop
-  double drain_seconds = 10;            // longest wait for running requests after SIGTERM
-  std::string ports_file;               // where to write the chosen ports; empty: nowhere
-  int64_t parent = 0;                   // end when this process dies; 0: never
+  std::string model;                             // checkpoint folder
+  std::vector<std::string> routers;              // gRPC targets
+  std::string name;                              // unique in the mesh; empty: role-hostname-pid
+  std::string listen = "127.0.0.1:0";            // gRPC: health and reflection
+  std::string http = "127.0.0.1:0";              // /metrics, /healthz, /readyz
+  std::string transport_listen = "127.0.0.1:0";  // where large buffers arrive
+  std::string transport_advertise;  // numeric host others reach it at; empty: as listened
+  int threads = 1;                  // of the step loop
+  double drain_seconds = 10;        // longest wait for running requests after SIGTERM
+  std::string ports_file;           // where to write the chosen ports; empty: nowhere
+  int64_t parent = 0;               // end when this process dies; 0: never
   std::string log_level = "info";
 };
 void AddWorkerFlags(CLI::App* app, WorkerFlags* flags);
@@ -36,6 +38,9 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* flags);
 // "host:port" with a port in [0, 65535].
 absl::StatusOr<std::pair<std::string, int>> ParseHostPort(std::string_view flag,
                                                           std::string_view text);
+
+// One of the names AddWorkerFlags accepts; anything else is info.
+LogLevel ParseLogLevel(std::string_view name);
 
 // Checks the flags before anything is loaded, and fills in the default name.
 absl::Status FinishWorkerFlags(std::string_view role, WorkerFlags* flags);

@@ -19,23 +19,23 @@ class Service;
 namespace deltamesh {
 
 struct GrpcServerOptions {
-  std::string listen = "127.0.0.1:0";       // host:port; port 0 lets the system choose
-  int64_t message_bytes_max = 64 << 20;     // larger messages are refused with RESOURCE_EXHAUSTED
+  std::string listen = "127.0.0.1:0";    // host:port; port 0 lets the system choose
+  int64_t message_bytes_max = 64 << 20;  // larger messages are refused with RESOURCE_EXHAUSTED
   absl::Duration keepalive_time = absl::Seconds(10);
   absl::Duration keepalive_timeout = absl::Seconds(10);
-  std::vector<std::string> health_names;    // services named in health checks besides ""
+  std::vector<std::string> health_names;  // services named in health checks besides ""
 };
 
 class GrpcServer {
  public:
   // Starts NOT_SERVING. `services` must outlive the server. UNAVAILABLE names the address when it cannot
   // be bound.
-  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const GrpcServerOptions& options,
-                                                           const std::vector<grpc::Service*>& services);
-  ~GrpcServer();   // Shutdown with no grace
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
+      const GrpcServerOptions& options, const std::vector<grpc::Service*>& services);
+  ~GrpcServer();  // Shutdown with no grace
 
   int port() const { return port_; }
-  std::string address() const;   // host:port as others can dial it
+  std::string address() const;  // host:port as others can dial it
 
   // What the health service answers for "" and every health name.
   void SetServing(bool serving);

@@ -21,7 +21,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, const Link
   args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, absl::ToInt64Milliseconds(options.keepalive_timeout));
   args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, absl::ToInt64Milliseconds(options.backoff_min));
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS,
+              absl::ToInt64Milliseconds(options.backoff_min));
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, absl::ToInt64Milliseconds(options.backoff_min));
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, absl::ToInt64Milliseconds(options.backoff_max));
   // Without a pool of its own two links to one router would share a connection and its fate.
@@ -175,8 +176,8 @@ class LinkClient::Stream final
   const LinkId id_;
   const std::string target_;
   grpc::ClientContext context_;
-  mesh::RouterMessage incoming_;   // of the read in flight
-  mesh::WorkerMessage outgoing_;   // of the write in flight
+  mesh::RouterMessage incoming_;  // of the read in flight
+  mesh::WorkerMessage outgoing_;  // of the write in flight
   std::atomic<bool> overflow_ = false;
   absl::Mutex mu_;
   std::deque<mesh::WorkerMessage> queue_ ABSL_GUARDED_BY(mu_);
@@ -195,7 +196,9 @@ class LinkClient::Dialer {
 
   ~Dialer() { Stop(); }
 
-  void Start() { thread_ = std::thread([this] { Run(); }); }
+  void Start() {
+    thread_ = std::thread([this] { Run(); });
+  }
 
   void RequestStop() {
     absl::MutexLock lock(&mu_);

@@ -148,8 +148,8 @@ class LinkServer::Stream final
 
   const std::shared_ptr<Shared> shared_;
   const LinkId id_;
-  mesh::WorkerMessage incoming_;   // of the read in flight
-  mesh::RouterMessage outgoing_;   // of the write in flight
+  mesh::WorkerMessage incoming_;  // of the read in flight
+  mesh::RouterMessage outgoing_;  // of the write in flight
   absl::Mutex mu_;
   std::deque<mesh::RouterMessage> queue_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
@@ -172,7 +172,7 @@ class LinkServer::Service final : public mesh::Mesh::CallbackService {
       shared_->streams[id] = stream;
     }
     stream->Begin(context->peer());
-    return stream.get();   // the table keeps it until OnDone
+    return stream.get();  // the table keeps it until OnDone
   }
 
  private:

@@ -3,7 +3,6 @@
 
 #include <sys/types.h>
 
-
 #include "absl/time/time.h"
 
 namespace deltamesh {

@@ -7,7 +7,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/transfer/handoff_types.h"
-#include "services/common/metric_list.h"
+#include "services/worker/metric_list.h"
 
 namespace deltamesh {
 namespace {
@@ -22,7 +22,7 @@ SamplingParams ToParams(const mesh::Sampling& from) {
   to.presence_penalty = from.presence_penalty();
   to.frequency_penalty = from.frequency_penalty();
   to.logit_bias.assign(from.logit_bias().begin(), from.logit_bias().end());
-  std::sort(to.logit_bias.begin(), to.logit_bias.end());   // a map has no order of its own
+  std::sort(to.logit_bias.begin(), to.logit_bias.end());  // a map has no order of its own
   to.seed = from.seed();
   to.logprobs = from.logprobs();
   return to;
@@ -30,11 +30,16 @@ SamplingParams ToParams(const mesh::Sampling& from) {
 
 mesh::SequenceOutput::End ToEnd(FinishKind kind) {
   switch (kind) {
-    case FinishKind::kRunning: return mesh::SequenceOutput::RUNNING;
-    case FinishKind::kStopToken: return mesh::SequenceOutput::STOP_TOKEN;
-    case FinishKind::kMaxTokens: return mesh::SequenceOutput::MAX_TOKENS;
-    case FinishKind::kContextLimit: return mesh::SequenceOutput::CONTEXT_LIMIT;
-    case FinishKind::kPrefilled: break;
+    case FinishKind::kRunning:
+      return mesh::SequenceOutput::RUNNING;
+    case FinishKind::kStopToken:
+      return mesh::SequenceOutput::STOP_TOKEN;
+    case FinishKind::kMaxTokens:
+      return mesh::SequenceOutput::MAX_TOKENS;
+    case FinishKind::kContextLimit:
+      return mesh::SequenceOutput::CONTEXT_LIMIT;
+    case FinishKind::kPrefilled:
+      break;
   }
   CHECK(false, "a generating sequence ended as a prefill");
 }
@@ -55,19 +60,18 @@ void FillOutput(const SequenceOutput& from, bool scores, mesh::SequenceOutput* t
 }
 
 absl::Time DeadlineOf(uint64_t unix_ns) {
-  return unix_ns == 0 ? absl::InfiniteFuture()
-                      : absl::FromUnixNanos(static_cast<int64_t>(unix_ns));
+  return unix_ns == 0 ? absl::InfiniteFuture() : absl::FromUnixNanos(static_cast<int64_t>(unix_ns));
 }
 
 }  // namespace
 
 struct DecodeCore::Request {
   LinkId link = 0;
-  mesh::StartDecode start;      // `attempt` in it is the current one
+  mesh::StartDecode start;  // `attempt` in it is the current one
   absl::Time deadline = absl::InfiniteFuture();
-  uint32_t grant_serial = 0;    // of the open landing; 0: running
+  uint32_t grant_serial = 0;  // of the open landing; 0: running
   int64_t handoffs_refused = 0;
-  SequenceId sequence;          // when running
+  SequenceId sequence;  // when running
 
   bool landing() const { return grant_serial != 0; }
 };
@@ -135,7 +139,7 @@ void DecodeCore::OnRouterMessage(LinkId link, const mesh::RouterMessage& message
 void DecodeCore::OnStartDecode(LinkId link, const mesh::StartDecode& message, absl::Time now) {
   if (auto it = requests_.find(message.request_id());
       it != requests_.end() && it->second->link == link) {
-    Free(it);   // the router starts it anew
+    Free(it);  // the router starts it anew
   }
   absl::Status status = CheckStart(link, message);
   if (status.ok()) {
@@ -311,14 +315,15 @@ void DecodeCore::Fail(const RequestId& id, const absl::Status& status) {
   ++counters_.failed;
   const LinkId link = it->second->link;
   const uint32_t attempt = it->second->start.attempt();
-  const RequestId name = it->first;   // `id` may live in the entry
+  const RequestId name = it->first;  // `id` may live in the entry
   Free(it);
   SendFailed(link, name, attempt, status);
 }
 
 void DecodeCore::SendFailed(LinkId link, const RequestId& id, uint32_t attempt,
                             const absl::Status& status) {
-  LogWarning("decode.failed", {{"request", id}, {"attempt", attempt}, {"error", status.ToString()}});
+  LogWarning("decode.failed",
+             {{"request", id}, {"attempt", attempt}, {"error", status.ToString()}});
   mesh::WorkerMessage message;
   mesh::RequestFailed* failed = message.mutable_failed();
   failed->set_request_id(id);
@@ -345,7 +350,7 @@ bool DecodeCore::Step(absl::Time now) {
 }
 
 void DecodeCore::Relay(const StepReport& report) {
-  std::map<LinkId, mesh::WorkerMessage> messages;   // one per router
+  std::map<LinkId, mesh::WorkerMessage> messages;  // one per router
   for (const SequenceOutput& output : report.outputs) {
     auto found = by_sequence_.find(output.id);
     if (found == by_sequence_.end()) continue;

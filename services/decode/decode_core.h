@@ -17,15 +17,15 @@
 #include "absl/status/status.h"
 #include "runtime/engine/engine.h"
 #include "runtime/transfer/handoff_receiver.h"
-#include "services/common/rate.h"
-#include "services/common/worker_links.h"
+#include "services/worker/rate.h"
+#include "services/worker/worker_links.h"
 
 namespace deltamesh {
 
 struct DecodeOptions {
-  int64_t requests_max = 256;                         // landing and running together
-  absl::Duration landing_timeout = absl::Seconds(60); // grant to complete state
-  int64_t handoffs_max = 16;                          // hand-offs refused for one request
+  int64_t requests_max = 256;                          // landing and running together
+  absl::Duration landing_timeout = absl::Seconds(60);  // grant to complete state
+  int64_t handoffs_max = 16;                           // hand-offs refused for one request
 };
 
 class DecodeCore final : public WorkerCore {
@@ -82,7 +82,7 @@ class DecodeCore final : public WorkerCore {
   WorkerLinks links_;
   RequestMap requests_;
   absl::flat_hash_map<SequenceId, RequestId> by_sequence_;
-  uint32_t next_serial_ = 1;   // of grants; tells events of an older grant apart
+  uint32_t next_serial_ = 1;  // of grants; tells events of an older grant apart
   bool draining_ = false;
   TokenRate rate_;
 
@@ -91,7 +91,7 @@ class DecodeCore final : public WorkerCore {
     uint64_t prompt_tokens = 0, generated_tokens = 0, steps = 0;
     uint64_t handoffs_ok = 0, handoff_bytes = 0, stale_events = 0;
     double handoff_seconds = 0;
-    std::map<std::string, uint64_t> handoffs_refused;   // by reason name
+    std::map<std::string, uint64_t> handoffs_refused;  // by reason name
   } counters_;
 };
 

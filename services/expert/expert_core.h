@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "services/common/worker_links.h"
+#include "services/worker/worker_links.h"
 
 namespace deltamesh {
 

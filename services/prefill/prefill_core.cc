@@ -6,27 +6,34 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/transfer/handoff_types.h"
-#include "services/common/metric_list.h"
+#include "services/worker/metric_list.h"
 
 namespace deltamesh {
+
+std::vector<int64_t> KdaIndexOfLayers(const ModelConfig& config) {
+  std::vector<int64_t> out;
+  for (const LayerKind& layer : config.layers) {
+    out.push_back(layer.mixer == MixerKind::kKda ? layer.mixer_index : -1);
+  }
+  return out;
+}
 
 struct PrefillCore::Request {
   LinkId link = 0;
   RequestId id;
   uint32_t attempt = 0;
-  uint32_t serial = 0;         // of its transfer
+  uint32_t serial = 0;  // of its transfer
   int64_t position = 0;
   absl::Time deadline = absl::InfiniteFuture();
   absl::Time started;
-  SequenceId sequence;         // 0 once computed
-  int64_t blocks_sent = 0;     // leading blocks given to the sender
+  SequenceId sequence;      // 0 once computed
+  int64_t blocks_sent = 0;  // leading blocks given to the sender
 
   bool computed() const { return sequence.value == 0; }
 };
 
 PrefillCore::PrefillCore(PrefillOptions options, mesh::Register registration, Engine* engine,
-                         HandoffSender* sender,
-                         std::function<void(const mesh::MeshView&)> on_view)
+                         HandoffSender* sender, std::function<void(const mesh::MeshView&)> on_view)
     : options_(std::move(options)),
       engine_(engine),
       sender_(sender),
@@ -53,8 +60,7 @@ void PrefillCore::OnLinkClosed(LinkId link, absl::Time) {
   links_.Close(link);
 }
 
-void PrefillCore::OnRouterMessage(LinkId link, const mesh::RouterMessage& message,
-                                  absl::Time now) {
+void PrefillCore::OnRouterMessage(LinkId link, const mesh::RouterMessage& message, absl::Time now) {
   switch (message.body_case()) {
     case mesh::RouterMessage::kRegistered:
       links_.OnRegistered(link, message.registered(), now);
@@ -88,7 +94,7 @@ void PrefillCore::OnRouterMessage(LinkId link, const mesh::RouterMessage& messag
 void PrefillCore::OnStartPrefill(LinkId link, const mesh::StartPrefill& message, absl::Time now) {
   if (auto it = requests_.find(message.request_id());
       it != requests_.end() && it->second->link == link) {
-    Free(it);   // the router starts it anew
+    Free(it);  // the router starts it anew
   }
   absl::Status status = CheckStart(link, message);
   if (status.ok()) {
@@ -118,9 +124,10 @@ absl::Status PrefillCore::CheckStart(LinkId link, const mesh::StartPrefill& mess
   }
   const auto position = static_cast<int64_t>(message.landing().position());
   if (position <= 0 || position % kBlockTokens != 0 || position != message.tokens_size()) {
-    return InvalidArgument("landing.position: %d with %d tokens; it must be their number and a "
-                           "multiple of %d",
-                           position, message.tokens_size(), kBlockTokens);
+    return InvalidArgument(
+        "landing.position: %d with %d tokens; it must be their number and a "
+        "multiple of %d",
+        position, message.tokens_size(), kBlockTokens);
   }
   return absl::OkStatus();
 }
@@ -281,7 +288,8 @@ void PrefillCore::Fail(const RequestId& id, const absl::Status& status) {
 
 void PrefillCore::SendFailed(LinkId link, const RequestId& id, uint32_t attempt,
                              const absl::Status& status) {
-  LogWarning("prefill.failed", {{"request", id}, {"attempt", attempt}, {"error", status.ToString()}});
+  LogWarning("prefill.failed",
+             {{"request", id}, {"attempt", attempt}, {"error", status.ToString()}});
   mesh::WorkerMessage message;
   mesh::RequestFailed* failed = message.mutable_failed();
   failed->set_request_id(id);

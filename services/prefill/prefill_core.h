@@ -18,16 +18,19 @@
 #include "absl/status/status.h"
 #include "runtime/engine/engine.h"
 #include "runtime/transfer/handoff_sender.h"
-#include "services/common/rate.h"
-#include "services/common/worker_links.h"
+#include "services/worker/rate.h"
+#include "services/worker/worker_links.h"
 
 namespace deltamesh {
 
 struct PrefillOptions {
-  int64_t requests_max = 256;   // computing and sending together
+  int64_t requests_max = 256;  // computing and sending together
   // Index among the KDA layers by layer of the model; -1 for other layers.
   std::vector<int64_t> kda_index;
 };
+
+// PrefillOptions::kda_index of a model.
+std::vector<int64_t> KdaIndexOfLayers(const ModelConfig& config);
 
 class PrefillCore final : public WorkerCore {
  public:
@@ -76,7 +79,7 @@ class PrefillCore final : public WorkerCore {
   WorkerLinks links_;
   RequestMap requests_;
   absl::flat_hash_map<SequenceId, RequestId> by_sequence_;
-  uint32_t next_serial_ = 1;   // of transfers; tells results of an older one apart
+  uint32_t next_serial_ = 1;  // of transfers; tells results of an older one apart
   bool draining_ = false;
   TokenRate rate_;
 
@@ -85,7 +88,7 @@ class PrefillCore final : public WorkerCore {
     uint64_t prompt_tokens = 0, steps = 0;
     uint64_t handoffs_ok = 0, handoff_bytes = 0, stale_events = 0;
     double handoff_seconds = 0;
-    std::map<std::string, uint64_t> handoffs_failed;   // by reason name
+    std::map<std::string, uint64_t> handoffs_failed;  // by reason name
   } counters_;
 };
 

@@ -28,9 +28,10 @@ MAY = {
     "services/common": ["runtime/base", "proto", "proto-grpc"],
     # The router links no kernel and no engine: it decides, it does not compute.
     "services/router": ["services/common", "runtime/base", "runtime/text", "proto", "proto-grpc"],
-    "services/prefill": ["services/common", "runtime", "proto", "proto-grpc"],
-    "services/decode": ["services/common", "runtime", "proto", "proto-grpc"],
-    "services/expert": ["services/common", "runtime", "proto", "proto-grpc"],
+    "services/worker": ["services/common", "runtime", "proto", "proto-grpc"],
+    "services/prefill": ["services/common", "services/worker", "runtime", "proto", "proto-grpc"],
+    "services/decode": ["services/common", "services/worker", "runtime", "proto", "proto-grpc"],
+    "services/expert": ["services/common", "services/worker", "runtime", "proto", "proto-grpc"],
     # The command line composes roles; nothing includes it.
     "services/cli": ["services", "runtime", "kernels/base", "proto", "proto-grpc"],
 }

@@ -7,7 +7,7 @@
 
 #include "runtime/cache/sequence_state.h"
 #include "runtime/transfer/transport.h"
-#include "services/common/worker_core.h"
+#include "services/worker/worker_core.h"
 
 namespace deltamesh {
 
@@ -30,7 +30,8 @@ class MetricList {
   std::vector<MetricSample> Take() { return std::exchange(samples_, {}); }
 
  private:
-  void Add(MetricSample::Kind kind, const char* name, const char* help, double value, Labels labels);
+  void Add(MetricSample::Kind kind, const char* name, const char* help, double value,
+           Labels labels);
   std::vector<MetricSample> samples_;
 };
 

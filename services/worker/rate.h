@@ -20,7 +20,7 @@ class TokenRate {
   }
   void StepEnded(int64_t tokens) { last_tokens_ = tokens; }
   void Idle() { last_tokens_ = 0; }
-  double value() const { return value_; }   // 0 until known
+  double value() const { return value_; }  // 0 until known
 
  private:
   absl::Time last_ = absl::InfinitePast();

@@ -12,7 +12,7 @@
 
 #include "absl/time/time.h"
 #include "deltamesh/mesh/mesh.pb.h"
-#include "services/common/worker_core.h"
+#include "services/worker/worker_core.h"
 
 namespace deltamesh {
 
@@ -55,8 +55,8 @@ class WorkerLinks {
   };
 
   mesh::Register registration_;
-  std::map<LinkId, Link> links_;   // few; ordered so that runs repeat
-  std::string merged_;             // the shards of the last merged view, serialised
+  std::map<LinkId, Link> links_;  // few; ordered so that runs repeat
+  std::string merged_;            // the shards of the last merged view, serialised
   uint64_t merged_epoch_ = 0;
   std::vector<SendToRouter> out_;
 };

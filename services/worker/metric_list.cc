@@ -1,4 +1,4 @@
-#include "services/common/metric_list.h"
+#include "services/worker/metric_list.h"
 
 namespace deltamesh {
 
@@ -22,7 +22,8 @@ void MetricList::TransportUse(const Transport& transport) {
   const TransportStats stats = transport.stats();
   const char* messages = "Messages of the transport, by direction.";
   Counter("transport_messages_total", messages, stats.messages_sent, {{"direction", "sent"}});
-  Counter("transport_messages_total", messages, stats.messages_received, {{"direction", "received"}});
+  Counter("transport_messages_total", messages, stats.messages_received,
+          {{"direction", "received"}});
   const char* bytes = "Payload bytes of the transport, by direction.";
   Counter("transport_bytes_total", bytes, stats.bytes_sent, {{"direction", "sent"}});
   Counter("transport_bytes_total", bytes, stats.bytes_received, {{"direction", "received"}});

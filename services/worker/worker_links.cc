@@ -1,4 +1,4 @@
-#include "services/common/worker_links.h"
+#include "services/worker/worker_links.h"
 
 #include <algorithm>
 

@@ -1,0 +1,64 @@
+#include "services/prefill/prefill_server.h"
+
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "runtime/transfer/handoff_sender.h"
+#include "services/prefill/prefill_core.h"
+#include "services/worker/model_loading.h"
+#include "services/worker/worker_host.h"
+
+namespace deltamesh {
+namespace {
+
+absl::StatusOr<int> Serve(AttentionFlags flags, const SignalWaiter& signals) {
+  RETURN_IF_ERROR(FinishWorkerFlags("prefill", &flags.worker));
+  ASSIGN_OR_RETURN(auto transport, OpenUcx(flags.worker));
+  SystemClock clock;
+  WorkerHostOptions host_options;
+  host_options.role = "prefill";
+  host_options.flags = flags.worker;
+  ASSIGN_OR_RETURN(auto host, WorkerHost::Start(host_options, &signals, &clock));
+  ASSIGN_OR_RETURN(auto worker, AttentionWorker::Create(flags, std::move(transport)));
+
+  std::unique_ptr<PrefillCore> core;
+  HandoffSenderOptions options;
+  options.name = flags.worker.name;
+  options.epoch = worker->epoch();
+  options.identity = worker->identity();
+  options.layout = worker->model().state_layout();
+  options.timeout = absl::Seconds(flags.handoff_seconds);
+  HandoffSender sender(&worker->transport(), &clock, options, [&](HandoffSent result) {
+    host->Post(
+        [&core, result = std::move(result)](absl::Time now) { core->OnHandoffSent(result, now); });
+  });
+  PrefillOptions core_options;
+  core_options.requests_max = flags.requests;
+  core_options.kda_index = KdaIndexOfLayers(worker->model().config());
+  core = std::make_unique<PrefillCore>(
+      std::move(core_options), worker->MakeRegister(mesh::ROLE_PREFILL), &worker->engine(), &sender,
+      [&](const mesh::MeshView& view) { worker->SetView(view); });
+  PrintConfiguration("deltamesh prefill", worker->Describe());
+
+  WorkerHost::Role role;
+  role.core = core.get();
+  role.ready = [&] { return worker->ExpertsReady(); };
+  role.metrics = [&] { return worker->Metrics(); };
+  const int code = host->Run(role);
+  core.reset();
+  worker->StopTransport();
+  return code;
+}
+
+}  // namespace
+
+int RunPrefill(AttentionFlags flags) {
+  const SignalWaiter signals;
+  InitLog("prefill", ParseLogLevel(flags.worker.log_level));
+  if (flags.worker.parent != 0) DieWithParent(static_cast<pid_t>(flags.worker.parent));
+  absl::StatusOr<int> code = Serve(std::move(flags), signals);
+  if (code.ok()) return *code;
+  LogError("prefill.failed_to_start", {{"error", code.status().ToString()}});
+  return 1;
+}
+
+}  // namespace deltamesh

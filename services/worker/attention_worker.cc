@@ -1,0 +1,167 @@
+#include "services/worker/attention_worker.h"
+
+#include "CLI/CLI.hpp"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "services/worker/metric_list.h"
+#include "services/worker/model_loading.h"
+#include "services/worker/worker_links.h"
+
+namespace deltamesh {
+
+void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
+  AddWorkerFlags(app, &f->worker);
+  auto bound = [app](const char* name, int64_t* value, const char* help) {
+    std::string env = std::string("DELTAMESH_") + (name + 2);
+    for (char& c : env) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
+    app->add_option(name, *value, help)
+        ->envname(env)
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+  };
+  bound("--slabs", &f->engine.slabs, "sequences that can be resident");
+  bound("--latent-blocks", &f->engine.latent_blocks, "64-token latent blocks in the pool");
+  bound("--step-tokens", &f->engine.step_tokens_max, "token budget of one step");
+  bound("--chunk-tokens", &f->engine.chunk_tokens_max,
+        "most prompt tokens of one sequence in a step");
+  bound("--running", &f->engine.running_max, "sequences in one batch");
+  bound("--context-tokens", &f->engine.context_tokens_max,
+        "most prompt + answer tokens of a sequence");
+  bound("--requests", &f->requests, "requests admitted at once, in any state");
+  app->add_option("--expert-seconds", f->expert_seconds, "longest wait for a shard within a step")
+      ->envname("DELTAMESH_EXPERT_SECONDS")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app->add_option("--handoff-seconds", f->handoff_seconds, "longest hand-off")
+      ->envname("DELTAMESH_HANDOFF_SECONDS")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app->add_flag("--local-experts", f->local_experts,
+                "load the routed experts here instead of using expert shards");
+}
+
+absl::StatusOr<std::unique_ptr<AttentionWorker>> AttentionWorker::Create(
+    const AttentionFlags& flags, std::unique_ptr<Transport> transport) {
+  std::unique_ptr<AttentionWorker> worker(new AttentionWorker());
+  worker->flags_ = flags;
+  worker->epoch_ = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
+  worker->transport_ = std::move(transport);
+  worker->transport_address_ = worker->transport_->address();
+  worker->transport_kind_ = worker->transport_->kind();
+  worker->pool_ = std::make_unique<ThreadPool>(flags.worker.threads);
+  ExpertSelection selection;
+  selection.kind = flags.local_experts ? ExpertSelection::Kind::kAll : ExpertSelection::Kind::kNone;
+  ASSIGN_OR_RETURN(worker->model_, LoadModel(flags.worker, selection, /*only_experts=*/false));
+
+  const ModelConfig& config = worker->model_->config();
+  ExpertBackend* experts = nullptr;
+  if (flags.local_experts || config.experts == 0) {
+    worker->local_ =
+        std::make_unique<LocalExperts>(&worker->model_->experts(), worker->pool_.get());
+    experts = worker->local_.get();
+  } else {
+    RemoteExpertsOptions options;
+    options.caller = flags.worker.name;
+    options.model_digest = worker->model_->digest();
+    options.experts = config.experts;
+    options.width = config.expert_width();
+    options.deadline = absl::Seconds(flags.expert_seconds);
+    worker->remote_ = std::make_unique<RemoteExperts>(worker->transport_.get(), options);
+    experts = worker->remote_.get();
+  }
+  ASSIGN_OR_RETURN(worker->engine_, Engine::Create(worker->model_.get(), experts,
+                                                   worker->pool_.get(), flags.engine));
+  return worker;
+}
+
+AttentionWorker::~AttentionWorker() { StopTransport(); }
+
+void AttentionWorker::StopTransport() { transport_.reset(); }
+
+HandoffIdentity AttentionWorker::identity() const {
+  HandoffIdentity identity;
+  identity.digest = model_->digest();
+  identity.protocol = kMeshProtocol;
+  return identity;
+}
+
+mesh::Register AttentionWorker::MakeRegister(mesh::Role role) const {
+  mesh::Register out;
+  out.set_name(flags_.worker.name);
+  out.set_role(role);
+  out.set_epoch(epoch_);
+  *out.mutable_model() = MakeModelIdentity(model_->digest());
+  out.mutable_capacity()->set_slabs(static_cast<uint64_t>(flags_.engine.slabs));
+  out.mutable_capacity()->set_latent_blocks(static_cast<uint64_t>(flags_.engine.latent_blocks));
+  out.mutable_capacity()->set_context_tokens(
+      static_cast<uint64_t>(flags_.engine.context_tokens_max));
+  out.mutable_capacity()->set_step_tokens(static_cast<uint64_t>(flags_.engine.step_tokens_max));
+  out.set_transport_address(transport_address_);
+  out.set_transport_kind(transport_kind_);
+  return out;
+}
+
+void AttentionWorker::SetView(const mesh::MeshView& view) {
+  if (remote_ == nullptr) return;
+  ExpertView to;
+  to.epoch = view.epoch();
+  for (const mesh::ExpertPeer& peer : view.experts()) {
+    ExpertShardInfo shard;
+    shard.name = peer.name();
+    shard.epoch = peer.epoch();
+    shard.address = peer.transport_address();
+    shard.experts.assign(peer.placement().experts().begin(), peer.placement().experts().end());
+    to.shards.push_back(std::move(shard));
+  }
+  LogInfo("experts.view", {{"epoch", to.epoch}, {"shards", to.shards.size()}});
+  remote_->SetView(std::move(to));
+}
+
+absl::Status AttentionWorker::ExpertsReady() const {
+  if (remote_ == nullptr || remote_->complete()) return absl::OkStatus();
+  return Unavailable("some experts have no live shard");
+}
+
+std::vector<MetricSample> AttentionWorker::Metrics() const {
+  MetricList list;
+  if (transport_ != nullptr) list.TransportUse(*transport_);
+  list.Gauge("model_weight_bytes", "Resident bytes of packed weights.", model_->weight_bytes());
+  if (remote_ == nullptr) return list.Take();
+  const RemoteExpertsStats stats = remote_->stats();
+  list.Counter("expert_calls_total", "Calls sent to expert shards.", stats.calls);
+  list.Counter("expert_rows_total", "Rows sent to expert shards.", stats.rows);
+  const char* failures = "Expert calls that failed, by cause.";
+  list.Counter("expert_call_failures_total", failures, stats.refused, {{"cause", "refused"}});
+  list.Counter("expert_call_failures_total", failures, stats.corrupt, {{"cause", "corrupt"}});
+  list.Counter("expert_call_failures_total", failures, stats.lost, {{"cause", "lost"}});
+  list.Counter("expert_call_failures_total", failures, stats.expired, {{"cause", "expired"}});
+  list.Gauge("experts_complete", "1 when every expert has a live shard.", ExpertsReady().ok());
+  return list.Take();
+}
+
+std::vector<std::pair<std::string, std::string>> AttentionWorker::Describe() const {
+  const EngineOptions& e = flags_.engine;
+  const StateLayout& layout = model_->state_layout();
+  auto mib = [](int64_t bytes) {
+    return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+  };
+  std::vector<std::pair<std::string, std::string>> out = DescribeWorker(flags_.worker);
+  const std::pair<const char*, int64_t> bounds[] = {{"slabs", e.slabs},
+                                                    {"latent-blocks", e.latent_blocks},
+                                                    {"step-tokens", e.step_tokens_max},
+                                                    {"chunk-tokens", e.chunk_tokens_max},
+                                                    {"running", e.running_max},
+                                                    {"context-tokens", e.context_tokens_max},
+                                                    {"requests", flags_.requests}};
+  for (const auto& [name, value] : bounds) out.emplace_back(name, std::to_string(value));
+  out.emplace_back("expert-seconds", absl::StrFormat("%g", flags_.expert_seconds));
+  out.emplace_back("handoff-seconds", absl::StrFormat("%g", flags_.handoff_seconds));
+  out.emplace_back("experts", remote_ != nullptr ? "on shards" : "in this process");
+  out.emplace_back("weights resident", mib(model_->weight_bytes()));
+  out.emplace_back("slab pool", mib(layout.slab_bytes() * e.slabs) + " reserved");
+  out.emplace_back("latent block pool", mib(layout.block_bytes() * e.latent_blocks) + " reserved");
+  if (transport_ != nullptr) out.emplace_back("transport lanes", transport_->lanes());
+  return out;
+}
+
+}  // namespace deltamesh

@@ -1,0 +1,78 @@
+// What prefill and decode workers own alike: the model without its routed experts, the transport, the
+// client of the expert shards, the engine with its pools.
+//
+// The transport calls into its handlers, so it is destroyed first: StopTransport.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "deltamesh/mesh/mesh.pb.h"
+#include "runtime/base/thread_pool.h"
+#include "runtime/engine/engine.h"
+#include "runtime/expert/local_experts.h"
+#include "runtime/expert/remote_experts.h"
+#include "runtime/model/model.h"
+#include "runtime/transfer/handoff_types.h"
+#include "runtime/transfer/transport.h"
+#include "services/common/flags.h"
+#include "services/worker/worker_core.h"
+
+namespace CLI {
+class App;
+}
+
+namespace deltamesh {
+
+struct AttentionFlags {
+  WorkerFlags worker;
+  EngineOptions engine;
+  int64_t requests = 256;       // admitted at once, in any state
+  bool local_experts = false;   // load the routed experts instead of using shards
+  double expert_seconds = 5;    // longest wait for a shard's answer within a step
+  double handoff_seconds = 60;  // longest hand-off, grant to last byte
+};
+void AddAttentionFlags(CLI::App* app, AttentionFlags* flags);
+
+// Not thread-safe.
+class AttentionWorker {
+ public:
+  // Loads the model with visible progress. `transport` is taken over.
+  static absl::StatusOr<std::unique_ptr<AttentionWorker>> Create(
+      const AttentionFlags& flags, std::unique_ptr<Transport> transport);
+  ~AttentionWorker();
+
+  Model& model() { return *model_; }
+  Engine& engine() { return *engine_; }
+  Transport& transport() { return *transport_; }
+  HandoffIdentity identity() const;
+  uint64_t epoch() const { return epoch_; }
+
+  mesh::Register MakeRegister(mesh::Role role) const;
+  // Thread-safe.
+  void SetView(const mesh::MeshView& view);
+  absl::Status ExpertsReady() const;
+  std::vector<MetricSample> Metrics() const;
+
+  // Ends all transfers; what their handlers point to may be destroyed afterwards.
+  void StopTransport();
+
+  // Printed at start.
+  std::vector<std::pair<std::string, std::string>> Describe() const;
+
+ private:
+  AttentionWorker() = default;
+  AttentionFlags flags_;
+  uint64_t epoch_ = 0;
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Transport> transport_;
+  std::string transport_address_, transport_kind_;
+  std::unique_ptr<LocalExperts> local_;
+  std::unique_ptr<RemoteExperts> remote_;
+  std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace deltamesh

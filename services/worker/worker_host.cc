@@ -1,0 +1,251 @@
+#include "services/worker/worker_host.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+
+absl::StatusOr<std::unique_ptr<WorkerHost>> WorkerHost::Start(WorkerHostOptions options,
+                                                              const SignalWaiter* signals,
+                                                              const Clock* clock) {
+  std::unique_ptr<WorkerHost> host(new WorkerHost(std::move(options), signals, clock));
+  RETURN_IF_ERROR(host->OpenPorts());
+  host->loading_watch_ = std::thread([h = host.get()] { h->WatchSignalsWhileLoading(); });
+  return host;
+}
+
+WorkerHost::WorkerHost(WorkerHostOptions options, const SignalWaiter* signals, const Clock* clock)
+    : options_(std::move(options)),
+      signals_(signals),
+      clock_(clock),
+      metrics_(std::make_unique<Metrics>(
+          MetricLabels{{"role", options_.role}, {"worker", options_.flags.name}})),
+      inbox_(static_cast<size_t>(options_.inbox_max)) {
+  step_seconds_ = &metrics_->Histogram("deltamesh_step_seconds", "Duration of one engine step.",
+                                       LatencyBuckets());
+  ops_ = std::make_unique<HttpOps>(
+      metrics_.get(), [this] { return Ready(); }, [this] { RefreshSeries(); });
+}
+
+WorkerHost::~WorkerHost() {
+  loading_ = false;
+  if (loading_watch_.joinable()) loading_watch_.join();
+}
+
+absl::Status WorkerHost::OpenPorts() {
+  GrpcServerOptions grpc;
+  grpc.listen = options_.flags.listen;
+  grpc.health_names = {"deltamesh." + options_.role};
+  ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(grpc, {}));
+  ASSIGN_OR_RETURN(auto http_at, ParseHostPort("--http", options_.flags.http));
+  HttpOptions http;
+  http.address = http_at.first;
+  http.port = http_at.second;
+  http.threads = 1;
+  ASSIGN_OR_RETURN(http_, HttpServer::Start(http, ops_.get()));
+  return absl::OkStatus();
+}
+
+std::string WorkerHost::http_address() const {
+  return absl::StrFormat("%s:%d", options_.flags.http.substr(0, options_.flags.http.rfind(':')),
+                         http_->port());
+}
+
+// Loading cannot be interrupted half way, and nothing has been promised to anyone yet.
+void WorkerHost::WatchSignalsWhileLoading() {
+  while (loading_) {
+    if (const int signal_number = signals_->Wait(absl::Milliseconds(100)); signal_number != 0) {
+      LogInfo("worker.stopped", {{"signal", signal_number}, {"while", "loading"}});
+      std::_Exit(0);
+    }
+  }
+}
+
+bool WorkerHost::Post(Event event) { return inbox_.PushAlways(std::move(event)); }
+
+LinkClientEvents WorkerHost::LinkEvents() {
+  LinkClientEvents events;
+  events.opened = [this](LinkId link, const std::string& target) {
+    LogInfo("link.opened", {{"router", target}});
+    Post([this, link](absl::Time now) { role_.core->OnLinkOpened(link, now); });
+  };
+  events.message = [this](LinkId link, mesh::RouterMessage message) {
+    return inbox_.Push([this, link, message = std::move(message)](absl::Time now) {
+      role_.core->OnRouterMessage(link, message, now);
+    });
+  };
+  events.closed = [this](LinkId link, absl::Status reason) {
+    LogWarning("link.closed", {{"reason", reason.ToString()}});
+    {
+      absl::MutexLock lock(&mu_);
+      heartbeats_.erase(link);
+    }
+    Post([this, link](absl::Time now) { role_.core->OnLinkClosed(link, now); });
+  };
+  return events;
+}
+
+int WorkerHost::Run(const Role& role) {
+  role_ = role;
+  loading_ = false;
+  loading_watch_.join();
+  links_ = std::make_unique<LinkClient>(options_.flags.routers, options_.link, LinkEvents());
+  progress_ns_ = absl::ToUnixNanos(clock_->Now());
+  loop_ = std::thread([this] { Loop(); });
+  links_->Start();
+  if (!options_.flags.ports_file.empty()) {
+    const absl::Status written = WriteKeyValues(
+        options_.flags.ports_file, {{"grpc", grpc_address()}, {"http", http_address()}});
+    if (!written.ok()) LogError("worker.ports_file", {{"error", written.ToString()}});
+  }
+  Serve();
+
+  stop_ = true;
+  inbox_.Close();
+  loop_.join();
+  links_->Stop();
+  grpc_->Shutdown(absl::ZeroDuration());
+  http_.reset();
+  LogInfo("worker.stopped", {{"idle", idle_.load()}});
+  return 0;
+}
+
+// Until a signal, and through the drain after it.
+void WorkerHost::Serve() {
+  bool serving = false;
+  absl::Time drain_until = absl::InfiniteFuture();
+  while (clock_->Now() < drain_until) {
+    if (draining_ && idle_) return;
+    if (options_.flags.parent != 0 && getppid() != options_.flags.parent) {
+      LogError("worker.parent_died", {});
+      return;
+    }
+    const int signal_number =
+        signals_->Wait(draining_ ? absl::Milliseconds(20) : absl::Milliseconds(250));
+    if (signal_number != 0 && draining_) return;  // asked twice: now
+    if (signal_number != 0) {
+      LogInfo("worker.draining", {{"signal", signal_number}});
+      draining_ = true;
+      grpc_->SetServing(false);
+      drain_until = clock_->Now() + absl::Seconds(options_.flags.drain_seconds);
+      // Pending work must be seen before idleness is believed.
+      idle_ = false;
+      Post([this](absl::Time now) { role_.core->Drain(now); });
+    }
+    const bool ready = Ready().ok();
+    if (ready != serving) {
+      serving = ready;
+      grpc_->SetServing(serving);
+      LogInfo(serving ? "worker.ready" : "worker.not_ready", {});
+    }
+    RepeatHeartbeats();
+  }
+  LogWarning("worker.drain_ended", {{"seconds", options_.flags.drain_seconds}});
+}
+
+absl::Status WorkerHost::Ready() const {
+  if (loading_) return Unavailable("loading the model");
+  if (draining_) return Unavailable("draining");
+  if (!registered_) return Unavailable("no router has accepted the registration yet");
+  return role_.ready ? role_.ready() : absl::OkStatus();
+}
+
+void WorkerHost::Loop() {
+  absl::Time next_tick = clock_->Now();
+  bool busy = false;
+  while (!stop_) {
+    for (Event& event : inbox_.TakeAll(busy ? absl::ZeroDuration() : options_.tick)) {
+      event(clock_->Now());
+    }
+    const absl::Time now = clock_->Now();
+    progress_ns_ = absl::ToUnixNanos(now);
+    if (now >= next_tick) {
+      next_tick = now + options_.tick;
+      role_.core->Tick(now);
+      PublishMetrics();
+    }
+    Flush();
+    busy = role_.core->Step(clock_->Now());
+    if (busy) step_seconds_->Observe(absl::ToDoubleSeconds(clock_->Now() - now));
+    Flush();
+    idle_ = role_.core->Idle() && inbox_.size() == 0;
+  }
+}
+
+void WorkerHost::Flush() {
+  for (SendToRouter& action : role_.core->TakeActions()) {
+    const bool beat = action.message.has_heartbeat();
+    if (beat) {
+      absl::MutexLock lock(&mu_);
+      heartbeats_[action.link] = action.message.heartbeat();
+    }
+    if (!links_->Send(action.link, std::move(action.message)) && beat) {
+      absl::MutexLock lock(&mu_);
+      heartbeats_.erase(action.link);
+    }
+  }
+}
+
+void WorkerHost::RepeatHeartbeats() {
+  const absl::Time now = clock_->Now();
+  const absl::Duration stalled = now - absl::FromUnixNanos(progress_ns_);
+  if (stalled < absl::Milliseconds(400) || stalled > options_.stall_max) return;
+  std::map<LinkId, mesh::Heartbeat> beats;
+  {
+    absl::MutexLock lock(&mu_);
+    beats = heartbeats_;
+  }
+  for (auto& [link, beat] : beats) {
+    mesh::WorkerMessage message;
+    *message.mutable_heartbeat() = std::move(beat);
+    links_->Send(link, std::move(message));
+  }
+}
+
+void WorkerHost::PublishMetrics() {
+  registered_ = role_.core->Registered();
+  std::vector<MetricSample> samples = role_.core->Metrics();
+  absl::MutexLock lock(&mu_);
+  samples_ = std::move(samples);
+}
+
+void WorkerHost::RefreshSeries() {
+  if (loading_) return;
+  std::vector<MetricSample> samples;
+  {
+    absl::MutexLock lock(&mu_);
+    samples = samples_;
+  }
+  if (role_.metrics) {
+    for (MetricSample& sample : role_.metrics()) samples.push_back(std::move(sample));
+  }
+  absl::MutexLock lock(&series_mu_);
+  for (const MetricSample& sample : samples) {
+    const std::string name = "deltamesh_" + sample.name;
+    const MetricLabels labels(sample.labels.begin(), sample.labels.end());
+    if (sample.kind == MetricSample::Kind::kGauge) {
+      metrics_->Gauge(name, sample.help, labels).Set(sample.value);
+      continue;
+    }
+    std::string key = name;
+    for (const auto& [label, value] : labels) key += '\0' + label + '\0' + value;
+    auto it = followers_.find(key);
+    if (it == followers_.end()) {
+      it = followers_
+               .emplace(std::move(key),
+                        CounterFollower(metrics_->Counter(name, sample.help, labels)))
+               .first;
+    }
+    it->second.Set(sample.value);
+  }
+}
+
+}  // namespace deltamesh
