@@ -1,0 +1,93 @@
+// The one binary: every role and every tool is a subcommand.
+#include <exception>
+#include <functional>
+#include <iostream>
+
+#include "CLI/CLI.hpp"
+#include "absl/status/status.h"
+#include "services/cli/inspect.h"
+#include "services/cli/logits.h"
+#include "services/cli/serve.h"
+#include "services/decode/decode_server.h"
+#include "services/expert/expert_process.h"
+#include "services/prefill/prefill_server.h"
+#include "services/worker/attention_worker.h"
+
+namespace deltamesh {
+namespace {
+
+// What to run once the flags are parsed; returns the exit code.
+using Command = std::function<int()>;
+
+int ExitCode(const absl::Status& status) {
+  if (status.ok()) return 0;
+  std::cerr << "deltamesh: " << status.message() << std::endl;
+  return 1;
+}
+
+void AddRoles(CLI::App& app, Command& command) {
+  auto* prefill =
+      app.add_subcommand("prefill", "a worker that computes prompts and hands state over");
+  auto prefill_flags = std::make_shared<AttentionFlags>();
+  AddAttentionFlags(prefill, prefill_flags.get());
+  prefill->callback([=, &command] { command = [=] { return RunPrefill(*prefill_flags); }; });
+
+  auto* decode = app.add_subcommand("decode", "a worker that streams tokens");
+  auto decode_flags = std::make_shared<AttentionFlags>();
+  AddAttentionFlags(decode, decode_flags.get());
+  decode->callback([=, &command] { command = [=] { return RunDecode(*decode_flags); }; });
+
+  auto* expert = app.add_subcommand("expert", "a shard of the routed experts");
+  auto expert_flags = std::make_shared<ExpertFlags>();
+  AddExpertFlags(expert, expert_flags.get());
+  expert->callback([=, &command] { command = [=] { return RunExpert(*expert_flags); }; });
+}
+
+void AddServe(CLI::App& app, Command& command) {
+  auto* serve = app.add_subcommand("serve", "the whole mesh on this machine");
+  auto options = std::make_shared<ServeOptions>();
+  AddServeFlags(serve, options.get());
+  serve->callback([=, &command] { command = [=] { return RunServe(*options); }; });
+}
+
+void AddInspect(CLI::App& app, Command& command) {
+  auto* inspect = app.add_subcommand("inspect", "print what would be loaded from a checkpoint");
+  auto folder = std::make_shared<std::string>();
+  inspect->add_option("folder", *folder, "checkpoint folder")->required();
+  inspect->callback(
+      [=, &command] { command = [=] { return ExitCode(RunInspect(*folder, std::cout)); }; });
+}
+
+void AddLogits(CLI::App& app, Command& command) {
+  auto* logits = app.add_subcommand("logits", "write the logits of given tokens to a file");
+  auto options = std::make_shared<LogitsOptions>();
+  logits->add_option("--model", options->model, "checkpoint folder")
+      ->envname("DELTAMESH_MODEL")
+      ->required();
+  logits->add_option("--tokens", options->tokens, "token ids: 1,2,3")->delimiter(',')->required();
+  logits->add_option("--feed", options->feed, "all, step or chunks:5,1,7")->capture_default_str();
+  logits->add_option("--out", options->out, "file to write, .npy")->required();
+  logits->add_flag("--states", options->states, "also write the final states");
+  logits->add_option("--threads", options->threads, "threads")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  logits->callback([=, &command] { command = [=] { return ExitCode(RunLogits(*options)); }; });
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("deltamesh: a serving mesh for Kimi-Linear and Kimi K3");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", "deltamesh 0.1.0");
+  Command command;
+  AddServe(app, command);
+  AddRoles(app, command);
+  AddInspect(app, command);
+  AddLogits(app, command);
+  CLI11_PARSE(app, argc, argv);
+  return command();
+}
+
+}  // namespace
+}  // namespace deltamesh
+
+int main(int argc, char** argv) { return deltamesh::Main(argc, argv); }

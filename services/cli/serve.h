@@ -1,0 +1,38 @@
+// `deltamesh serve`: the whole mesh on this machine, each role its own process, on loopback.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace CLI {
+class App;
+}
+
+namespace deltamesh {
+
+struct ServeOptions {
+  std::string model;
+  int prefill = 1, decode = 1,
+      experts = 2;  // processes; no expert shard for a model without experts
+  int threads = 1;  // of each worker's step loop
+  std::string host = "127.0.0.1";
+  int grpc_port = 8081, http_port = 8080;  // of the router; 0: any free one
+  // Passed on to prefill and decode workers when given: "--slabs=8".
+  std::vector<std::string> worker_flags;
+  std::string model_name;    // as clients name it; empty: the folder's name
+  std::string first_answer;  // streams an answer to this once ready; empty: none
+  int64_t first_answer_tokens = 48;
+  std::string run_dir;  // logs and port files; empty: a temporary folder
+  bool keep_run_dir = false;
+  double ready_seconds = 600;  // longest wait for all processes
+};
+void AddServeFlags(CLI::App* app, ServeOptions* options);
+
+// Returns the exit code: 0 after SIGINT or SIGTERM, 1 when something could not start or died. Call on the
+// main thread before any other thread exists. Leaves no process and no file behind.
+int RunServe(const ServeOptions& options);
+
+}  // namespace deltamesh
