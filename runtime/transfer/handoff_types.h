@@ -22,7 +22,7 @@ namespace deltamesh {
 inline constexpr int64_t kHandoffSegmentBytesMax = 4 << 20;
 // A manifest or seal up to this long travels in the header; a longer one in the payload, with the
 // key alone in the header.
-inline constexpr int64_t kHandoffInlineBytes = 32 << 10;
+inline constexpr int64_t kHandoffInlineBytes = 4 << 10;
 // Most bytes one region may take in a serialised manifest; bounds what a receiver will buffer.
 inline constexpr int64_t kHandoffRegionWireBytes = 96;
 
