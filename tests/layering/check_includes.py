@@ -9,7 +9,7 @@ import re
 import sys
 
 KERNELS = ["kernels/base", "kernels/gemm", "kernels/norm", "kernels/conv", "kernels/kda", "kernels/mla",
-           "kernels/moe", "kernels/residual"]
+           "kernels/moe", "kernels/residual", "kernels/probe"]
 
 MAY = {
     "proto": [],
@@ -33,7 +33,7 @@ MAY = {
     "services/decode": ["services/common", "services/worker", "runtime", "proto", "proto-grpc"],
     "services/expert": ["services/common", "services/worker", "runtime", "proto", "proto-grpc"],
     # The command line composes roles; nothing includes it.
-    "services/cli": ["services", "runtime", "kernels/base", "proto", "proto-grpc"],
+    "services/cli": ["services", "runtime", "kernels", "proto", "proto-grpc"],
 }
 
 # Single headers that a folder may include beyond its row, each with the reason.
