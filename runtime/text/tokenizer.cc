@@ -231,10 +231,9 @@ std::string_view Tokenizer::TokenBytes(TokenId id) const {
 }
 
 std::string Tokenizer::Decode(std::span<const TokenId> ids) const {
-  Utf8Assembler assembler;
-  std::string out;
-  for (const TokenId id : ids) out += assembler.Push(TokenBytes(id));
-  return out + assembler.Finish();
+  std::string bytes;
+  for (const TokenId id : ids) bytes += TokenBytes(id);
+  return DecodeUtf8(bytes);
 }
 
 std::optional<TokenId> Tokenizer::SpecialId(std::string_view name) const {

@@ -54,9 +54,11 @@ Utf8Char Utf8CharAt(std::string_view text, size_t at) {
   };
   const uint32_t b = byte(0);
   if (b < 0x80) return {b, 1};
-  if (b < 0xE0) return {(b & 0x1F) << 6 | (byte(1) & 0x3F), 2};
-  if (b < 0xF0) return {(b & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F), 3};
-  return {(b & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F), 4};
+  const size_t bytes = b < 0xE0 ? 2 : b < 0xF0 ? 3 : 4;
+  if (text.size() - at < bytes) return {0xFFFD, text.size() - at};  // cut off: stay inside
+  uint32_t code = b & (0xFF >> (bytes + 1));
+  for (size_t k = 1; k < bytes; ++k) code = code << 6 | (byte(k) & 0x3F);
+  return {code, bytes};
 }
 
 bool IsPythonSpace(uint32_t c) {
@@ -122,6 +124,12 @@ void Utf8Assembler::Accept(unsigned char byte, std::string& out) {
     low_ = lead.low;
     high_ = lead.high;
   }
+}
+
+std::string DecodeUtf8(std::string_view bytes) {
+  Utf8Assembler assembler;
+  std::string out = assembler.Push(bytes);
+  return out += assembler.Finish();
 }
 
 }  // namespace deltamesh

@@ -20,7 +20,7 @@ struct Utf8Char {
   uint32_t code = 0;
   size_t bytes = 0;
 };
-// The character at `text[at]`. `text` is well formed and `at` starts a character.
+// The character at `text[at]`, where one starts. `text` is well formed; at worst the code is nonsense.
 Utf8Char Utf8CharAt(std::string_view text, size_t at);
 
 // Python's str.isspace for one code point: Unicode White_Space and the separators U+001C to U+001F.
@@ -46,5 +46,8 @@ class Utf8Assembler {
   unsigned char low_ = 0;  // range allowed for the next byte
   unsigned char high_ = 0;
 };
+
+// All of `bytes` as text, ill-formed sequences as U+FFFD.
+std::string DecodeUtf8(std::string_view bytes);
 
 }  // namespace deltamesh

@@ -17,8 +17,8 @@ std::string AllBytes() {
 }
 
 TEST(VocabularyTest, ReadsTokensInAnyOrder) {
-  const auto v =
-      Vocabulary::Parse("\n" + Line("abc", 257) + AllBytes() + "\r\n" + Line("ab", 256), "f");
+  const auto v = Vocabulary::Parse(
+      std::string("\n") + Line("abc", 257) + AllBytes() + "\r\n" + Line("ab", 256), "f");
   ASSERT_TRUE(v.ok()) << v.status();
   EXPECT_EQ(v->size(), 258);
   EXPECT_EQ(v->Bytes(256), "ab");
