@@ -1,0 +1,56 @@
+#include "runtime/text/json.h"
+
+#include "tests/unit/text/text_test_util.h"
+
+namespace deltamesh {
+namespace {
+
+TEST(JsonTest, FloatsPrintAsInPython) {
+  const std::pair<double, const char*> cases[] = {
+      {0.0, "0.0"},
+      {-0.0, "-0.0"},
+      {1.0, "1.0"},
+      {-2.5, "-2.5"},
+      {0.1, "0.1"},
+      {1e15, "1000000000000000.0"},
+      {1e16, "1e+16"},
+      {1.5e16, "1.5e+16"},
+      {123456789012345680.0, "1.2345678901234568e+17"},
+      {9999999999999998.0, "9999999999999998.0"},
+      {0.0001, "0.0001"},
+      {0.00012, "0.00012"},
+      {1e-5, "1e-05"},
+      {1.25e-7, "1.25e-07"},
+      {1e100, "1e+100"},
+      {5e-324, "5e-324"},
+      {1.7976931348623157e308, "1.7976931348623157e+308"},
+      {100.0, "100.0"},
+      {123.456, "123.456"}};
+  for (const auto& [value, want] : cases) EXPECT_EQ(PythonJson(value), want);
+}
+
+TEST(JsonTest, Separators) {
+  const Json v = Json::parse(R"({"b": [1, {"d": null, "c": true}], "a": "é\n\u0001\u007f\"\\"})");
+  EXPECT_EQ(PythonJson(v),
+            "{\"b\": [1, {\"d\": null, \"c\": true}], \"a\": \"é\\n\\u0001\x7f\\\"\\\\\"}");
+  EXPECT_EQ(CompactJson(v),
+            "{\"b\":[1,{\"d\":null,\"c\":true}],\"a\":\"é\\n\\u0001\x7f\\\"\\\\\"}");
+  EXPECT_EQ(SortedCompactJson(v),
+            "{\"a\":\"é\\n\\u0001\x7f\\\"\\\\\",\"b\":[1,{\"c\":true,\"d\":null}]}");
+  EXPECT_EQ(PythonJson(Json::parse("[[], {}, 18446744073709551615, -9223372036854775808]")),
+            "[[], {}, 18446744073709551615, -9223372036854775808]");
+}
+
+TEST(JsonTest, DepthIsBounded) {
+  const std::string deep(kMaxJsonDepth, '[');
+  EXPECT_TRUE(ParseJson(deep + std::string(kMaxJsonDepth, ']'), "x").ok());
+  ExpectError(ParseJson("[" + deep + std::string(kMaxJsonDepth + 1, ']'), "x").status(),
+              absl::StatusCode::kInvalidArgument, {"x: ", "129 deep", "128"});
+  EXPECT_TRUE(ParseJson("\"" + deep + deep + "\\\"[\"", "x").ok());
+  EXPECT_FALSE(ParseJson(std::string(10'000'000, '['), "x").ok());
+  ExpectError(ParseJson("{\"a\": \xff}", "tools").status(), absl::StatusCode::kInvalidArgument,
+              {"tools: "});
+}
+
+}  // namespace
+}  // namespace deltamesh
