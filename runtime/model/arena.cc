@@ -29,7 +29,8 @@ absl::StatusOr<Arena> Arena::Create(int64_t bytes) {
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (range == MAP_FAILED) {
     return ResourceExhausted(
-        "weights: no memory for %d packed bytes; load fewer experts or use a larger machine", bytes);
+        "weights: no memory for %d packed bytes; load fewer experts or use a larger machine",
+        bytes);
   }
   // Large pages save address translation in matrix products; without them it only runs slower.
   madvise(range, static_cast<size_t>(bytes), MADV_HUGEPAGE);

@@ -1,4 +1,5 @@
-// One anonymous mapping that holds all packed weights: one size, one lifetime, zeroed by the kernel.
+// One anonymous mapping that holds all packed weights: one size, one lifetime, zeroed by the
+// kernel.
 #pragma once
 
 #include <cstddef>

@@ -35,11 +35,12 @@ absl::StatusOr<WeightMap> ReadIndex(const std::string& path) {
   RETURN_IF_ERROR(reader.status());
   WeightMap map;
   for (const auto& [tensor, file] : entries.items()) {
-    if (!file.is_string()) return InvalidArgument("%s: tensor %s: file is not a string", path, tensor);
+    if (!file.is_string())
+      return InvalidArgument("%s: tensor %s: file is not a string", path, tensor);
     const std::string name = file.get<std::string>();
     if (!name.ends_with(kExtension) || name.find('/') != std::string::npos) {
-      return InvalidArgument("%s: tensor %s: \"%s\" is not the name of a %s file in the folder", path,
-                             tensor, name, kExtension);
+      return InvalidArgument("%s: tensor %s: \"%s\" is not the name of a %s file in the folder",
+                             path, tensor, name, kExtension);
     }
     map.emplace(tensor, name);
   }
@@ -55,7 +56,8 @@ absl::StatusOr<std::string> FindSingleFile(const std::string& folder) {
     if (name.ends_with(kExtension)) found.push_back(name);
   }
   if (error) return NotFound("%s: cannot be listed (%s)", folder, error.message());
-  if (found.empty()) return NotFound("%s: holds neither %s nor a %s file", folder, kIndexFile, kExtension);
+  if (found.empty())
+    return NotFound("%s: holds neither %s nor a %s file", folder, kIndexFile, kExtension);
   if (found.size() > 1) {
     return NotFound("%s/%s: is missing, and %d %s files need it", folder, kIndexFile, found.size(),
                     kExtension);
@@ -94,8 +96,8 @@ absl::Status Checkpoint::AddFile(const std::string& file) {
   for (const auto& [full_name, view] : mapped->tensors()) {
     const auto [it, fresh] = where_.emplace(full_name, file);
     if (!fresh) {
-      return InvalidArgument("%s/%s: tensor %s is stored in %s too; remove one of them", folder_, file,
-                             full_name, it->second);
+      return InvalidArgument("%s/%s: tensor %s is stored in %s too; remove one of them", folder_,
+                             file, full_name, it->second);
     }
     if (IsImageTensor(full_name)) {
       ++skipped_tensors_;
@@ -129,8 +131,9 @@ absl::Status Checkpoint::CheckIndex(const std::map<std::string, std::string>& we
   }
   for (const auto& [tensor, file] : where_) {
     if (!weight_map.contains(tensor)) {
-      return InvalidArgument("%s/%s: tensor %s is not in %s; index and files do not belong together",
-                             folder_, file, tensor, kIndexFile);
+      return InvalidArgument(
+          "%s/%s: tensor %s is not in %s; index and files do not belong together", folder_, file,
+          tensor, kIndexFile);
     }
   }
   return absl::OkStatus();

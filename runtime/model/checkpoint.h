@@ -1,5 +1,5 @@
-// The tensors of a checkpoint folder under their text-model names: "language_model." is stripped, and
-// what belongs to the image path is left out.
+// The tensors of a checkpoint folder under their text-model names: "language_model." is stripped,
+// and what belongs to the image path is left out.
 #pragma once
 
 #include <map>
@@ -15,21 +15,21 @@ namespace deltamesh {
 
 struct StoredTensor {
   TensorView view;
-  std::string file;        // file name within the folder
-  std::string full_name;   // as stored
+  std::string file;       // file name within the folder
+  std::string full_name;  // as stored
 };
 
 // Immutable; keeps its files mapped.
 class Checkpoint {
  public:
-  // With an index every tensor must be in the shard the index names and nowhere else; without one the
-  // folder must hold exactly one .safetensors file. Errors name file and tensor.
+  // With an index every tensor must be in the shard the index names and nowhere else; without one
+  // the folder must hold exactly one .safetensors file. Errors name file and tensor.
   static absl::StatusOr<std::shared_ptr<const Checkpoint>> Open(const std::string& folder);
 
   const std::string& folder() const { return folder_; }
-  const std::vector<std::string>& files() const { return files_; }   // file names, ascending
+  const std::vector<std::string>& files() const { return files_; }  // file names, ascending
   const std::map<std::string, StoredTensor, std::less<>>& tensors() const { return tensors_; }
-  int64_t skipped_tensors() const { return skipped_tensors_; }       // of the image path
+  int64_t skipped_tensors() const { return skipped_tensors_; }  // of the image path
   int64_t skipped_bytes() const { return skipped_bytes_; }
 
   // Passed on to every file.
@@ -46,13 +46,13 @@ class Checkpoint {
   std::vector<std::string> files_;
   std::vector<std::shared_ptr<const SafetensorsFile>> mapped_;
   std::map<std::string, StoredTensor, std::less<>> tensors_;
-  std::map<std::string, std::string> where_;   // stored name -> file, the image path included
+  std::map<std::string, std::string> where_;  // stored name -> file, the image path included
   int64_t skipped_tensors_ = 0;
   int64_t skipped_bytes_ = 0;
 };
 
-// Whether the folder says of itself that its weights are random (deltamesh.json: "random_weights"), as
-// generated checkpoints do. False when it says nothing.
+// Whether the folder says of itself that its weights are random (deltamesh.json: "random_weights"),
+// as generated checkpoints do. False when it says nothing.
 bool HasRandomWeights(const std::string& folder);
 
 }  // namespace deltamesh

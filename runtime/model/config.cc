@@ -36,7 +36,8 @@ void ReadSizes(JsonReader& t, ModelConfig& c) {
   c.context_tokens = t.IntOr("max_position_embeddings", 0, 1, kContextMax);
   if (c.context_tokens == 0) c.context_tokens = t.IntOr("model_max_length", 0, 1, kContextMax);
   if (c.context_tokens == 0) {
-    t.FailKey("max_position_embeddings", "is missing, and so is model_max_length; one gives the context");
+    t.FailKey("max_position_embeddings",
+              "is missing, and so is model_max_length; one gives the context");
   }
   if (t.IntOr("num_nextn_predict_layers", 0, 0, kLayersMax) != 0) {
     t.FailKey("num_nextn_predict_layers", "multi-token-prediction layers are not supported; use 0");
@@ -75,9 +76,10 @@ void ReadLayerLists(JsonReader& la, ModelConfig& c) {
   if (!la.status().ok()) return;
   for (int64_t i = 0; i < layers; ++i) {
     if (seen[i] != 0) continue;
-    la.FailKey("kda_layers", absl::StrFormat("layer %d (1-based) is in neither kda_layers nor "
-                                             "full_attn_layers; the lists must partition the layers",
-                                             i + 1));
+    la.FailKey("kda_layers",
+               absl::StrFormat("layer %d (1-based) is in neither kda_layers nor "
+                               "full_attn_layers; the lists must partition the layers",
+                               i + 1));
     return;
   }
 }
@@ -124,8 +126,8 @@ void ReadRouter(JsonReader& t, ModelConfig& c) {
     t.FailKey("topk_method", absl::StrFormat("\"%s\" is not supported; noaux_tc is", method));
   }
   if (c.experts % c.expert_groups != 0) {
-    t.FailKey("num_expert_group", absl::StrFormat("%d does not divide %d experts", c.expert_groups,
-                                                  c.experts));
+    t.FailKey("num_expert_group",
+              absl::StrFormat("%d does not divide %d experts", c.expert_groups, c.experts));
   } else if (c.experts / c.expert_groups * c.top_groups < c.top_k) {
     t.FailKey("topk_group", absl::StrFormat("%d groups of %d experts hold fewer than the %d chosen",
                                             c.top_groups, c.experts / c.expert_groups, c.top_k));
@@ -157,9 +159,10 @@ void ReadResidual(JsonReader& t, ModelConfig& c) {
   if (c.attn_res_block == 0) return;
   const int64_t sources = (c.layer_count() + c.attn_res_block - 1) / c.attn_res_block + 1;
   if (sources > kernels::kMaxSources) {
-    t.FailKey("attn_res_block_size",
-              absl::StrFormat("%d over %d layers needs %d residual sources; at most %d are supported",
-                              c.attn_res_block, c.layer_count(), sources, kernels::kMaxSources));
+    t.FailKey(
+        "attn_res_block_size",
+        absl::StrFormat("%d over %d layers needs %d residual sources; at most %d are supported",
+                        c.attn_res_block, c.layer_count(), sources, kernels::kMaxSources));
   }
 }
 
@@ -174,7 +177,8 @@ void ReadQuantisation(const json& quantisation, std::string_view where, std::str
               absl::StrFormat("\"%s\" is not supported; compressed-tensors is", method));
   }
   if (format != "mxfp4-pack-quantized") {
-    q.FailKey("format", absl::StrFormat("\"%s\" is not supported; mxfp4-pack-quantized is", format));
+    q.FailKey("format",
+              absl::StrFormat("\"%s\" is not supported; mxfp4-pack-quantized is", format));
   }
   for (const auto& [name, group] : q.Object("config_groups").items()) {
     JsonReader g(group, std::string(where), absl::StrFormat("%s.config_groups.%s.", path, name));
@@ -183,7 +187,8 @@ void ReadQuantisation(const json& quantisation, std::string_view where, std::str
     w.Int("num_bits", 4, 4);
     w.Int("group_size", kernels::kMxBlock, kernels::kMxBlock);
     if (w.StringOr("type", "float") != "float") w.FailKey("type", "only float is supported");
-    if (g.Has("input_activations")) g.FailKey("input_activations", "quantised inputs are not supported");
+    if (g.Has("input_activations"))
+      g.FailKey("input_activations", "quantised inputs are not supported");
     q.Fail(g.status());
     q.Fail(w.status());
   }
@@ -235,10 +240,9 @@ absl::StatusOr<ModelConfig> FromJson(const json& top_json, const std::string& wh
   ReadResidual(t, c);
   for (JsonReader* reader : {&t, &top}) {
     if (const json* q = reader->Find("quantization_config"); q != nullptr && !c.experts_mxfp4) {
-      ReadQuantisation(*q, where,
-                       nested && reader == &t ? "text_config.quantization_config"
-                                              : "quantization_config",
-                       t, c);
+      ReadQuantisation(
+          *q, where,
+          nested && reader == &t ? "text_config.quantization_config" : "quantization_config", t, c);
     }
   }
   std::set<TokenId> eos;

@@ -46,7 +46,7 @@ absl::Status AddFiles(const std::string& folder, Hasher& hasher) {
   ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(config, kTextBytesMax));
   ASSIGN_OR_RETURN(const nlohmann::json parsed, ParseJson(text, config));
   hasher.Add("config.json");
-  hasher.Add(parsed.dump());   // objects are kept sorted by key
+  hasher.Add(parsed.dump());  // objects are kept sorted by key
   for (const std::string_view name : kTokenizerFiles) {
     const std::string path = absl::StrFormat("%s/%s", folder, name);
     std::error_code ignored;
@@ -65,7 +65,7 @@ uint32_t ContentChecksum(std::string_view name, std::span<const std::byte> bytes
   const int64_t pages = expert ? kExpertSamplePages : kSamplePages;
   uint32_t crc = 0;
   for (int64_t i = 0; i < pages; ++i) {
-    const int64_t at = (size - kSamplePageBytes) * i / (pages - 1);   // the first and last included
+    const int64_t at = (size - kSamplePageBytes) * i / (pages - 1);  // the first and last included
     crc = Crc32c(bytes.subspan(static_cast<size_t>(at), kSamplePageBytes), crc);
   }
   return crc;
@@ -81,7 +81,8 @@ absl::StatusOr<std::string> ModelDigest(const Checkpoint& checkpoint) {
   for (const auto& [name, stored] : checkpoint.tensors()) {
     hasher.Add(name);
     hasher.Add(absl::StrFormat("%s %s %08x", DTypeName(stored.view.dtype),
-                               ShapeText(stored.view.shape), ContentChecksum(name, stored.view.bytes)));
+                               ShapeText(stored.view.shape),
+                               ContentChecksum(name, stored.view.bytes)));
   }
   checkpoint.ExpectScatteredReads(false);
   return hasher.Hex();

@@ -1,11 +1,11 @@
 // The digest by which workers of one mesh agree that they serve the same weights.
 //
-// SHA-256 over config.json in canonical form (parsed, keys sorted), the tokenizer files, and the sorted
-// table of (name, dtype, shape, content checksum). The content checksum is the CRC32C of all bytes of a
-// tensor up to a limit, and of evenly spaced pages of a larger one: a sampled digest, so that a shard
-// which loads few experts can compute it without reading a terabyte. Routed experts are so many that
-// their limit and their sample are smaller. It finds another model or another revision, not every
-// flipped bit of a large tensor.
+// SHA-256 over config.json in canonical form (parsed, keys sorted), the tokenizer files, and the
+// sorted table of (name, dtype, shape, content checksum). The content checksum is the CRC32C of all
+// bytes of a tensor up to a limit, and of evenly spaced pages of a larger one: a sampled digest, so
+// that a shard which loads few experts can compute it without reading a terabyte. Routed experts
+// are so many that their limit and their sample are smaller. It finds another model or another
+// revision, not every flipped bit of a large tensor.
 #pragma once
 
 #include <string>
@@ -21,8 +21,8 @@ inline constexpr int64_t kExpertWholeBytes = int64_t{64} << 10;
 inline constexpr int64_t kExpertSamplePages = 2;
 inline constexpr int64_t kSamplePageBytes = 4096;
 
-// 64 lower-case hex digits. The same for attention workers and expert shards of one checkpoint; where
-// tensors are cut into files does not enter.
+// 64 lower-case hex digits. The same for attention workers and expert shards of one checkpoint;
+// where tensors are cut into files does not enter.
 absl::StatusOr<std::string> ModelDigest(const Checkpoint& checkpoint);
 
 }  // namespace deltamesh

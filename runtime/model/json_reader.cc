@@ -35,8 +35,8 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t bytes
     return InvalidArgument("%s: is not a regular file", path);
   }
   if (size > bytes_max) {
-    return ResourceExhausted("%s: %d bytes are more than the %d expected of such a file", path, size,
-                             bytes_max);
+    return ResourceExhausted("%s: %d bytes are more than the %d expected of such a file", path,
+                             size, bytes_max);
   }
   std::string text(static_cast<size_t>(size), '\0');
   in.seekg(0);
@@ -61,8 +61,8 @@ absl::StatusOr<json> ParseJson(std::string_view text, std::string_view where) {
     if (!twice.empty()) return InvalidArgument("%s: key \"%s\" occurs twice", where, twice);
     return value;
   } catch (const json::parse_error& e) {
-    return InvalidArgument("%s: not valid JSON at byte %d of %d; fetch the file again", where, e.byte,
-                           text.size());
+    return InvalidArgument("%s: not valid JSON at byte %d of %d; fetch the file again", where,
+                           e.byte, text.size());
   } catch (const json::exception& e) {
     return InvalidArgument("%s: not valid JSON (%s); fetch the file again", where, e.what());
   }

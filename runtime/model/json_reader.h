@@ -16,11 +16,12 @@ namespace deltamesh {
 // The whole file. NOT_FOUND when it is not there, RESOURCE_EXHAUSTED beyond `bytes_max`.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t bytes_max);
 
-// Parses one JSON value; refuses bad UTF-8 and keys that occur twice in an object. `where` starts messages.
+// Parses one JSON value; refuses bad UTF-8 and keys that occur twice in an object. `where` starts
+// messages.
 absl::StatusOr<nlohmann::json> ParseJson(std::string_view text, std::string_view where);
 
-// Reads keys of one object. The first problem is kept, later reads then return the fallback, so callers
-// read everything and ask status() once. `object` must outlive the reader.
+// Reads keys of one object. The first problem is kept, later reads then return the fallback, so
+// callers read everything and ask status() once. `object` must outlive the reader.
 class JsonReader {
  public:
   // `where` is the file, `prefix` the path to the object with a trailing dot ("text_config.").
@@ -36,14 +37,14 @@ class JsonReader {
   bool Has(std::string_view key) const { return Find(key) != nullptr; }
   const nlohmann::json* Find(std::string_view key) const;
 
-  int64_t Int(std::string_view key, int64_t low, int64_t high);                     // required
+  int64_t Int(std::string_view key, int64_t low, int64_t high);  // required
   int64_t IntOr(std::string_view key, int64_t fallback, int64_t low, int64_t high);
-  double Number(std::string_view key, double low, double high);                     // required
+  double Number(std::string_view key, double low, double high);  // required
   double NumberOr(std::string_view key, double fallback, double low, double high);
   bool BoolOr(std::string_view key, bool fallback);
-  std::string String(std::string_view key);                                         // required
+  std::string String(std::string_view key);  // required
   std::string StringOr(std::string_view key, std::string_view fallback);
-  std::vector<int64_t> Ints(std::string_view key, int64_t low, int64_t high);       // required list
+  std::vector<int64_t> Ints(std::string_view key, int64_t low, int64_t high);  // required list
   // A required nested object; an empty one after a failure.
   const nlohmann::json& Object(std::string_view key);
 

@@ -48,11 +48,12 @@ std::string IndexText(const StoredTensor& tensor, int64_t flat) {
 // Flat index of the first value whose exponent bits are all ones, or `end`.
 template <typename T>
 int64_t FirstNonFinite(const std::byte* data, int64_t begin, int64_t end, T exponent) {
-  constexpr int64_t kRun = 1024;   // a run is judged at once, which the compiler vectorises
+  constexpr int64_t kRun = 1024;  // a run is judged at once, which the compiler vectorises
   T values[kRun];
   for (int64_t i = begin; i < end; i += kRun) {
     const int64_t n = std::min(kRun, end - i);
-    std::memcpy(values, data + i * static_cast<int64_t>(sizeof(T)), static_cast<size_t>(n) * sizeof(T));
+    std::memcpy(values, data + i * static_cast<int64_t>(sizeof(T)),
+                static_cast<size_t>(n) * sizeof(T));
     int64_t bad = 0;
     for (int64_t j = 0; j < n; ++j) bad += (values[j] & exponent) == exponent;
     if (bad == 0) continue;
@@ -70,7 +71,8 @@ std::vector<T> Transposed(const std::byte* data, int64_t stride, int64_t row, in
   std::vector<T> to(static_cast<size_t>(count * rows));
   for (int64_t r = 0; r < rows; ++r) {
     const std::byte* from = data + ((row + r) * stride + first) * static_cast<int64_t>(sizeof(T));
-    for (int64_t c = 0; c < count; ++c) std::memcpy(&to[c * rows + r], from + c * sizeof(T), sizeof(T));
+    for (int64_t c = 0; c < count; ++c)
+      std::memcpy(&to[c * rows + r], from + c * sizeof(T), sizeof(T));
   }
   return to;
 }
@@ -102,10 +104,11 @@ absl::Status CheckFinite(const Checkpoint& checkpoint, const StoredTensor& tenso
   const std::byte* data = tensor.view.bytes.data();
   int64_t bad = end;
   if (tensor.view.dtype == DType::kBf16) bad = FirstNonFinite<uint16_t>(data, begin, end, 0x7F80);
-  if (tensor.view.dtype == DType::kF32) bad = FirstNonFinite<uint32_t>(data, begin, end, 0x7F800000);
+  if (tensor.view.dtype == DType::kF32)
+    bad = FirstNonFinite<uint32_t>(data, begin, end, 0x7F800000);
   if (bad == end) return absl::OkStatus();
-  return InvalidArgument("%s: value %s is not finite; fetch the file again", Place(checkpoint, tensor),
-                         IndexText(tensor, bad));
+  return InvalidArgument("%s: value %s is not finite; fetch the file again",
+                         Place(checkpoint, tensor), IndexText(tensor, bad));
 }
 
 void Packer::Add(const StoredTensor& tensor, PackedMatrix* target) {
@@ -225,8 +228,8 @@ absl::Status Packer::PackMx(const Unit& unit, std::byte* to) const {
 absl::Status Packer::RunUnit(const Unit& unit, std::byte* arena) const {
   const PackedMatrix& packed = unit.job->packed;
   // Panels follow each other, so the panels in front are as large as a matrix of their rows.
-  std::byte* to = arena + unit.job->offset +
-                  PackedBytes(packed.format, unit.panel_begin * kPanel, packed.cols);
+  std::byte* to =
+      arena + unit.job->offset + PackedBytes(packed.format, unit.panel_begin * kPanel, packed.cols);
   return packed.format == WeightFormat::kMxfp4 ? PackMx(unit, to) : PackFloats(unit, to);
 }
 

@@ -35,8 +35,8 @@ constexpr std::array<DTypeInfo, 11> kDTypes = {{{DType::kF64, "F64", 8},
                                                 {DType::kBool, "BOOL", 1},
                                                 {DType::kF8E8M0, "F8_E8M0", 1}}};
 
-constexpr int64_t kPrefixBytes = 8;                        // little-endian length of the header
-constexpr int64_t kHeaderBytesMax = int64_t{100} << 20;    // the format's own bound
+constexpr int64_t kPrefixBytes = 8;                      // little-endian length of the header
+constexpr int64_t kHeaderBytesMax = int64_t{100} << 20;  // the format's own bound
 constexpr int64_t kRankMax = 8;
 
 const DTypeInfo& Info(DType dtype) {
@@ -95,7 +95,8 @@ absl::StatusOr<Entry> ReadEntry(const json& value, const std::string& where) {
   entry.dtype = known->dtype;
   ASSIGN_OR_RETURN(entry.shape, ReadSizes(*shape, where, "shape"));
   if (std::ssize(entry.shape) > kRankMax) {
-    return InvalidArgument("%s: %d dimensions are more than %d", where, entry.shape.size(), kRankMax);
+    return InvalidArgument("%s: %d dimensions are more than %d", where, entry.shape.size(),
+                           kRankMax);
   }
   ASSIGN_OR_RETURN(const std::vector<int64_t> range, ReadSizes(*offsets, where, "data_offsets"));
   if (range.size() != 2 || range[0] > range[1]) {
@@ -173,7 +174,8 @@ SafetensorsFile::~SafetensorsFile() {
 }
 
 void SafetensorsFile::ExpectScatteredReads(bool scattered) const {
-  madvise(const_cast<std::byte*>(file_.data()), file_.size(), scattered ? MADV_RANDOM : MADV_NORMAL);
+  madvise(const_cast<std::byte*>(file_.data()), file_.size(),
+          scattered ? MADV_RANDOM : MADV_NORMAL);
 }
 
 absl::StatusOr<std::shared_ptr<const SafetensorsFile>> SafetensorsFile::Open(
@@ -190,12 +192,13 @@ absl::Status SafetensorsFile::ParseHeader() {
   static_assert(std::endian::native == std::endian::little, "checkpoints are little-endian");
   std::memcpy(&length, file_.data(), sizeof(length));
   if (length > kHeaderBytesMax) {
-    return InvalidArgument("%s: header length %d is beyond %d; not a safetensors file", path_, length,
-                           kHeaderBytesMax);
+    return InvalidArgument("%s: header length %d is beyond %d; not a safetensors file", path_,
+                           length, kHeaderBytesMax);
   }
   if (length > file_.size() - kPrefixBytes) {
-    return DataLoss("%s: header of %d bytes does not fit %d bytes; the file is cut short, fetch it again",
-                    path_, length, file_.size());
+    return DataLoss(
+        "%s: header of %d bytes does not fit %d bytes; the file is cut short, fetch it again",
+        path_, length, file_.size());
   }
   const std::string_view text(reinterpret_cast<const char*>(file_.data()) + kPrefixBytes, length);
   ASSIGN_OR_RETURN(const json header, ParseJson(text, path_ + ": header"));
@@ -207,8 +210,9 @@ absl::Status SafetensorsFile::ParseHeader() {
     if (name == "__metadata__") continue;
     ASSIGN_OR_RETURN(Entry entry, ReadEntry(value, path_ + ": tensor " + name));
     if (entry.end > std::ssize(data)) {
-      return DataLoss("%s: tensor %s ends at byte %d, the file holds %d; it is cut short, fetch it again",
-                      path_, name, entry.end, data.size());
+      return DataLoss(
+          "%s: tensor %s ends at byte %d, the file holds %d; it is cut short, fetch it again",
+          path_, name, entry.end, data.size());
     }
     entries.emplace(name, std::move(entry));
   }

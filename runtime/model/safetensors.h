@@ -1,4 +1,5 @@
-// One mapped .safetensors file, its header checked to the last byte before any tensor is handed out.
+// One mapped .safetensors file, its header checked to the last byte before any tensor is handed
+// out.
 #pragma once
 
 #include <cstddef>
@@ -18,25 +19,26 @@ namespace deltamesh {
 enum class DType : uint8_t { kF64, kF32, kF16, kBf16, kI64, kI32, kI16, kI8, kU8, kBool, kF8E8M0 };
 
 int64_t DTypeBytes(DType dtype);
-std::string_view DTypeName(DType dtype);   // as written in the header: "BF16"
+std::string_view DTypeName(DType dtype);  // as written in the header: "BF16"
 
 // A view into a mapped file; valid as long as the file.
 struct TensorView {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
-  std::span<const std::byte> bytes;        // row-major, any alignment
+  std::span<const std::byte> bytes;  // row-major, any alignment
 
   int64_t elements() const;
 };
 
-std::string ShapeText(std::span<const int64_t> shape);   // "[3, 4]"
+std::string ShapeText(std::span<const int64_t> shape);  // "[3, 4]"
 
 // Immutable, so threads may share it. Pages are read when first touched; a file that shrinks while
 // mapped stops the process (SIGBUS): checkpoints must not be edited under a running server.
 class SafetensorsFile {
  public:
-  // NOT_FOUND when it is not there, INVALID_ARGUMENT for anything wrong with the header, DATA_LOSS when
-  // the file is shorter than its header says. Messages name the file, and the tensor where there is one.
+  // NOT_FOUND when it is not there, INVALID_ARGUMENT for anything wrong with the header, DATA_LOSS
+  // when the file is shorter than its header says. Messages name the file, and the tensor where
+  // there is one.
   static absl::StatusOr<std::shared_ptr<const SafetensorsFile>> Open(const std::string& path);
   ~SafetensorsFile();
   SafetensorsFile(const SafetensorsFile&) = delete;

@@ -153,14 +153,16 @@ absl::Status CheckOne(const ExpectedTensor& expected, const Checkpoint& checkpoi
   return absl::OkStatus();
 }
 
-absl::Status MissingError(const Checkpoint& checkpoint, const ExpectedTensor& first, int64_t count) {
-  const std::string files = checkpoint.files().size() == 1
-                                ? checkpoint.files()[0]
-                                : absl::StrFormat("%s .. %s", checkpoint.files().front(),
-                                                  checkpoint.files().back());
-  return NotFound("%s: tensor %s (%s %s) is missing from %s, %d missing in all; config.json asks for it",
-                  checkpoint.folder(), first.name, DTypeName(first.dtype), ShapeText(first.shape),
-                  files, count);
+absl::Status MissingError(const Checkpoint& checkpoint, const ExpectedTensor& first,
+                          int64_t count) {
+  const std::string files =
+      checkpoint.files().size() == 1
+          ? checkpoint.files()[0]
+          : absl::StrFormat("%s .. %s", checkpoint.files().front(), checkpoint.files().back());
+  return NotFound(
+      "%s: tensor %s (%s %s) is missing from %s, %d missing in all; config.json asks for it",
+      checkpoint.folder(), first.name, DTypeName(first.dtype), ShapeText(first.shape), files,
+      count);
 }
 
 // Votes of a kind of tensors for F32.
@@ -186,7 +188,8 @@ int64_t ExpectedTensor::bytes() const {
 std::string LayerPrefix(int64_t layer) { return absl::StrFormat("model.layers.%d.", layer); }
 
 std::string ExpertTensor(int64_t layer, int64_t expert, std::string_view matrix) {
-  return absl::StrFormat("model.layers.%d.block_sparse_moe.experts.%d.%s.weight", layer, expert, matrix);
+  return absl::StrFormat("model.layers.%d.block_sparse_moe.experts.%d.%s.weight", layer, expert,
+                         matrix);
 }
 
 StorageForms StorageForms::KimiLinear() { return {}; }
@@ -218,8 +221,8 @@ StorageForms DetectForms(const ModelConfig& config, const Checkpoint& checkpoint
   }
   StorageForms forms{conv.Winner(), o_norm.Winner(), bias.Winner(), flat > four, 0};
   if (forms.flat_a_log) {
-    forms.a_log_size = exact > flat - exact ? config.kda_heads
-                                            : StorageForms::KimiK3(config).a_log_size;
+    forms.a_log_size =
+        exact > flat - exact ? config.kda_heads : StorageForms::KimiK3(config).a_log_size;
   }
   return forms;
 }

@@ -84,7 +84,7 @@ class Loader {
 
   FloatVector DecayScale(const std::string& name) {
     FloatVector scale = Floats(name);
-    scale.resize(static_cast<size_t>(c_.kda_heads));   // the rest is padding
+    scale.resize(static_cast<size_t>(c_.kda_heads));  // the rest is padding
     for (float& a : scale) {
       const float log = a;
       a = static_cast<float>(std::exp(static_cast<double>(log)));
@@ -244,7 +244,8 @@ absl::Status CheckSelection(const ModelConfig& config, const LoadOptions& option
     }
   }
   if (options.only_experts && config.CountFfn(FfnKind::kMoe) == 0) {
-    return InvalidArgument("experts: the model has no routed experts, so no expert shard is needed");
+    return InvalidArgument(
+        "experts: the model has no routed experts, so no expert shard is needed");
   }
   return absl::OkStatus();
 }

@@ -50,7 +50,8 @@ std::string ShardText::Serialise() const {
 }
 
 CheckpointCopy::CheckpointCopy(std::string_view golden) {
-  std::string pattern = (std::filesystem::temp_directory_path() / "deltamesh-model-XXXXXX").string();
+  std::string pattern =
+      (std::filesystem::temp_directory_path() / "deltamesh-model-XXXXXX").string();
   CHECK(mkdtemp(pattern.data()) != nullptr, "%s", pattern);
   folder_ = pattern;
   for (const auto& entry : std::filesystem::directory_iterator(GoldenFolder(golden))) {
@@ -69,7 +70,8 @@ void CheckpointCopy::Remove(std::string_view file) {
   CHECK(std::filesystem::remove(Path(file)), "%s", file);
 }
 
-void CheckpointCopy::EditText(std::string_view file, const std::function<void(std::string&)>& edit) {
+void CheckpointCopy::EditText(std::string_view file,
+                              const std::function<void(std::string&)>& edit) {
   std::string text = ReadFile(Path(file));
   edit(text);
   WriteFile(Path(file), text);

@@ -13,7 +13,7 @@
 
 namespace deltamesh {
 
-std::string GoldenFolder(std::string_view name);   // "kimi_k3_tiny"
+std::string GoldenFolder(std::string_view name);  // "kimi_k3_tiny"
 std::string ReadFile(const std::string& path);
 void WriteFile(const std::string& path, std::string_view content);
 
@@ -22,7 +22,7 @@ struct ShardText {
   nlohmann::json header;
   std::string data;
 
-  std::string Serialise() const;   // header, then data
+  std::string Serialise() const;  // header, then data
 };
 
 // Removes its folder when it goes.

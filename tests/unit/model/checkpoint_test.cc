@@ -22,8 +22,9 @@ using testing::HasSubstr;
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kFirst = "model-00001-of-000002.safetensors";
 constexpr const char* kSecond = "model-00002-of-000002.safetensors";
-constexpr const char* kQuery = "language_model.model.layers.0.self_attn.q_proj.weight";   // in kFirst
-constexpr const char* kNorm = "language_model.model.norm.weight";                         // in kSecond
+constexpr const char* kQuery =
+    "language_model.model.layers.0.self_attn.q_proj.weight";       // in kFirst
+constexpr const char* kNorm = "language_model.model.norm.weight";  // in kSecond
 
 // Whatever a server would answer when told to load the folder.
 absl::Status TryLoad(const std::string& folder) {
@@ -52,7 +53,8 @@ class DamagedK3 : public testing::Test {
       std::string text = file.substr(8, length);
       edit(text);
       length = text.size();
-      file = std::string(reinterpret_cast<const char*>(&length), 8) + text + file.substr(8 + length);
+      file =
+          std::string(reinterpret_cast<const char*>(&length), 8) + text + file.substr(8 + length);
     });
   }
 
@@ -96,7 +98,8 @@ TEST_F(DamagedK3, TheIndexPlacesATensorInTheWrongShard) {
 
 TEST_F(DamagedK3, ATensorIsNotInTheIndex) {
   copy_.EditJson(kIndex, [](json& index) { index["weight_map"].erase(kQuery); });
-  ExpectError(absl::StatusCode::kInvalidArgument, kFirst, kQuery, "is not in model.safetensors.index.json");
+  ExpectError(absl::StatusCode::kInvalidArgument, kFirst, kQuery,
+              "is not in model.safetensors.index.json");
 }
 
 TEST_F(DamagedK3, ATensorIsInTwoShards) {
@@ -128,7 +131,8 @@ TEST_F(DamagedK3, TheIndexHasNoMap) {
 
 TEST_F(DamagedK3, TheIndexLeadsOutOfTheFolder) {
   copy_.EditJson(kIndex, [](json& index) { index["weight_map"][kQuery] = "../x.safetensors"; });
-  ExpectError(absl::StatusCode::kInvalidArgument, kIndex, kQuery, "\"../x.safetensors\" is not the name");
+  ExpectError(absl::StatusCode::kInvalidArgument, kIndex, kQuery,
+              "\"../x.safetensors\" is not the name");
 }
 
 // ---- the file itself ----
@@ -137,8 +141,9 @@ TEST_F(DamagedK3, AFileCutAnywhereIsRefused) {
   const std::string whole = ReadFile(copy_.Path(kFirst));
   uint64_t header = 0;
   std::memcpy(&header, whole.data(), 8);
-  for (const size_t size : {size_t{0}, size_t{7}, size_t{8}, size_t{8 + header / 2}, size_t{8 + header},
-                            size_t{8 + header + 1}, whole.size() / 2, whole.size() - 1}) {
+  for (const size_t size :
+       {size_t{0}, size_t{7}, size_t{8}, size_t{8 + header / 2}, size_t{8 + header},
+        size_t{8 + header + 1}, whole.size() / 2, whole.size() - 1}) {
     WriteFile(copy_.Path(kFirst), whole.substr(0, size));
     ExpectError(absl::StatusCode::kDataLoss, kFirst);
   }
@@ -157,8 +162,9 @@ TEST_F(DamagedK3, TheHeaderIsNoJson) {
 
 TEST_F(DamagedK3, ATensorIsTwiceInTheHeader) {
   EditHeaderText([](std::string& text) {
-    text = "{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},"
-           "\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}";
+    text =
+        "{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},"
+        "\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}";
   });
   ExpectError(absl::StatusCode::kInvalidArgument, kFirst, "key \"a\" occurs twice");
 }
@@ -197,8 +203,10 @@ TEST_F(DamagedK3, BadHeaderEntriesAreRefused) {
       {R"({"dtype": "BF16", "shape": [1.5], "data_offsets": [0, 2]})", "shape holds 1.5"},
       {R"({"dtype": "BF16", "shape": [1], "data_offsets": [2, 0]})", "[2, 0] is not [begin, end]"},
       {R"({"dtype": "BF16", "shape": [1], "data_offsets": [0]})", "is not [begin, end]"},
-      {R"({"dtype": "BF16", "shape": [1, 1, 1, 1, 1, 1, 1, 1, 1], "data_offsets": [0, 2]})", "9 dimensions"},
-      {R"({"dtype": "BF16", "shape": [4294967296, 4294967296], "data_offsets": [0, 0]})", "impossibly large"},
+      {R"({"dtype": "BF16", "shape": [1, 1, 1, 1, 1, 1, 1, 1, 1], "data_offsets": [0, 2]})",
+       "9 dimensions"},
+      {R"({"dtype": "BF16", "shape": [4294967296, 4294967296], "data_offsets": [0, 0]})",
+       "impossibly large"},
       {R"([1])", "is not a JSON object"}};
   for (const auto& [entry, message] : edits) {
     WriteFile(copy_.Path(kFirst), before);
@@ -217,13 +225,15 @@ TEST_F(DamagedK3, GapsAreAllowed) {
 
 TEST_F(DamagedK3, AMissingTensorIsNamed) {
   copy_.DropTensor(kQuery);
-  ExpectError(absl::StatusCode::kNotFound, "model.layers.0.self_attn.q_proj.weight (BF16 [96, 96]) is missing",
+  ExpectError(absl::StatusCode::kNotFound,
+              "model.layers.0.self_attn.q_proj.weight (BF16 [96, 96]) is missing",
               "1 missing in all", copy_.folder().c_str(), kFirst);
 }
 
 TEST_F(DamagedK3, AMissingScaleIsNamed) {
   copy_.DropTensor("language_model.model.layers.2.block_sparse_moe.experts.3.w2.weight_scale");
-  ExpectError(absl::StatusCode::kNotFound, "layers.2.block_sparse_moe.experts.3.w2.weight_scale (U8 [64, 2])");
+  ExpectError(absl::StatusCode::kNotFound,
+              "layers.2.block_sparse_moe.experts.3.w2.weight_scale (U8 [64, 2])");
 }
 
 TEST_F(DamagedK3, AnExtraTensorIsNamed) {
@@ -258,7 +268,10 @@ TEST_F(DamagedK3, WrongShapesAndTypesAreNamed) {
   const std::string attention = "language_model.model.layers.0.self_attn.";
   const std::string moe = "language_model.model.layers.1.block_sparse_moe.";
   const Reshaped cases[] = {
-      {"language_model.lm_head.weight", "BF16", {768, 95}, "shape is [768, 95], config.json asks for [768, 96]"},
+      {"language_model.lm_head.weight",
+       "BF16",
+       {768, 95},
+       "shape is [768, 95], config.json asks for [768, 96]"},
       {"language_model.lm_head.weight", "BF16", {96, 768}, "shape is [96, 768]"},
       {"language_model.lm_head.weight", "F32", {768, 96}, "dtype is F32, BF16 is required"},
       {"language_model.lm_head.weight", "F16", {768, 96}, "dtype is F16, BF16 is required"},
@@ -273,8 +286,14 @@ TEST_F(DamagedK3, WrongShapesAndTypesAreNamed) {
       {"gate.e_score_correction_bias", "BF16", {12}, "dtype is BF16, F32 is required"},
       {"gate.weight", "BF16", {11, 96}, "shape is [11, 96]"},
       {"experts.0.w1.weight_packed", "I8", {64, 32}, "dtype is I8, U8 is required"},
-      {"experts.0.w1.weight_packed", "U8", {64, 64}, "shape is [64, 64], config.json asks for [64, 32]"},
-      {"experts.0.w1.weight_scale", "U8", {64, 4}, "shape is [64, 4], config.json asks for [64, 2]"},
+      {"experts.0.w1.weight_packed",
+       "U8",
+       {64, 64},
+       "shape is [64, 64], config.json asks for [64, 32]"},
+      {"experts.0.w1.weight_scale",
+       "U8",
+       {64, 4},
+       "shape is [64, 4], config.json asks for [64, 2]"},
   };
   for (const Reshaped& c : cases) {
     std::string name = c.tensor;
@@ -284,7 +303,9 @@ TEST_F(DamagedK3, WrongShapesAndTypesAreNamed) {
     }
     const std::string file = copy_.FileOf(name);
     const std::string before = ReadFile(copy_.Path(file));
-    int64_t bytes = std::string_view(c.dtype) == "F32" ? 4 : std::string_view(c.dtype).ends_with("8") ? 1 : 2;
+    int64_t bytes = std::string_view(c.dtype) == "F32"         ? 4
+                    : std::string_view(c.dtype).ends_with("8") ? 1
+                                                               : 2;
     for (const int64_t size : c.shape) bytes *= size;
     copy_.ReplaceTensor(name, c.dtype, c.shape, std::string(static_cast<size_t>(bytes), '\0'));
     ExpectError(absl::StatusCode::kInvalidArgument, file.c_str(), name.c_str(), c.message);
@@ -304,12 +325,14 @@ TEST_F(DamagedK3, LayerListsOfAnotherModelAreNoticed) {
 // ---- values ----
 
 TEST_F(DamagedK3, AScaleThatMeansNanIsNamed) {
-  const std::string name = "language_model.model.layers.1.block_sparse_moe.experts.5.w3.weight_scale";
+  const std::string name =
+      "language_model.model.layers.1.block_sparse_moe.experts.5.w3.weight_scale";
   copy_.EditTensor(name, [](std::string& bytes) { bytes[7] = '\xff'; });
   ExpectError(absl::StatusCode::kInvalidArgument, copy_.FileOf(name).c_str(), name.c_str(),
               "scale [3, 1] is 255, which means NaN");
   copy_.EditTensor(name, [](std::string& bytes) { bytes[7] = '\xfd'; });
-  ExpectError(absl::StatusCode::kInvalidArgument, name.c_str(), "is 253, beyond the range of float32");
+  ExpectError(absl::StatusCode::kInvalidArgument, name.c_str(),
+              "is 253, beyond the range of float32");
 }
 
 TEST_F(DamagedK3, ValuesThatAreNotFiniteAreNamed) {
@@ -319,12 +342,14 @@ TEST_F(DamagedK3, ValuesThatAreNotFiniteAreNamed) {
       {"language_model.model.embed_tokens.weight", "value [767, 95] is not finite"},
       {"language_model.model.layers.1.mlp_res_proj.weight", "value [0, 95] is not finite"},
       {"language_model.model.layers.0.self_attn.dt_bias", "value [95] is not finite"},
-      {"language_model.model.layers.0.self_attn.q_conv1d.weight", "value [95, 0, 3] is not finite"}};
-  for (const char* bits : {"\x80\x7f", "\xc0\xff", "\x81\x7f"}) {   // infinity, -NaN, NaN
+      {"language_model.model.layers.0.self_attn.q_conv1d.weight",
+       "value [95, 0, 3] is not finite"}};
+  for (const char* bits : {"\x80\x7f", "\xc0\xff", "\x81\x7f"}) {  // infinity, -NaN, NaN
     for (const auto& [name, message] : places) {
       const std::string file = copy_.FileOf(name);
       const std::string before = ReadFile(copy_.Path(file));
-      copy_.EditTensor(name, [&](std::string& bytes) { bytes.replace(bytes.size() - 2, 2, bits, 2); });
+      copy_.EditTensor(name,
+                       [&](std::string& bytes) { bytes.replace(bytes.size() - 2, 2, bits, 2); });
       ExpectError(absl::StatusCode::kInvalidArgument, file.c_str(), name, message);
       WriteFile(copy_.Path(file), before);
     }
@@ -336,7 +361,8 @@ TEST_F(DamagedK3, ADecayBeyondFloatIsRefused) {
     const float big = 89;
     std::memcpy(bytes.data() + 4, &big, 4);
   });
-  ExpectError(absl::StatusCode::kInvalidArgument, "layers.1.self_attn.A_log", "exp(89) is beyond float32");
+  ExpectError(absl::StatusCode::kInvalidArgument, "layers.1.self_attn.A_log",
+              "exp(89) is beyond float32");
 }
 
 // ---- accepted forms ----
@@ -344,11 +370,13 @@ TEST_F(DamagedK3, ADecayBeyondFloatIsRefused) {
 TEST(Forms, OneFileWithoutIndexLoads) {
   CheckpointCopy copy("kimi_linear_tiny");
   ShardText all;
-  for (const char* file : {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}) {
+  for (const char* file :
+       {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}) {
     copy.EditShard(file, [&](ShardText& shard) {
       for (auto& [name, entry] : shard.header.items()) {
         if (name == "__metadata__") continue;
-        for (auto& offset : entry["data_offsets"]) offset = offset.get<int64_t>() + std::ssize(all.data);
+        for (auto& offset : entry["data_offsets"])
+          offset = offset.get<int64_t>() + std::ssize(all.data);
         all.header[name] = entry;
       }
       all.data += shard.data;

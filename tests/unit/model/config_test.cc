@@ -1,5 +1,5 @@
-// Configurations of the published models give the published sizes; every impossible one is refused with
-// file, key and value.
+// Configurations of the published models give the published sizes; every impossible one is refused
+// with file, key and value.
 #include "runtime/model/config.h"
 
 #include <gmock/gmock.h>
@@ -17,7 +17,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 std::string ConfigText(std::string_view name) {
-  return ReadFile(std::string(DELTAMESH_SOURCE_DIR) + "/tests/unit/model/configs/" + std::string(name));
+  return ReadFile(std::string(DELTAMESH_SOURCE_DIR) + "/tests/unit/model/configs/" +
+                  std::string(name));
 }
 
 ModelConfig RealConfig(std::string_view name) {
@@ -54,7 +55,8 @@ TEST(RealModels, KimiK3HasItsPublishedSizes) {
   EXPECT_EQ(c.layers[92].mixer, MixerKind::kMla);
   EXPECT_EQ(c.layers[92].mixer_index, 23);
   EXPECT_EQ(c.layers[90].mixer_index, 68);
-  EXPECT_TRUE(c.bounded_decay && c.full_rank_gate && c.mla_gate && c.latent_norm && c.experts_mxfp4);
+  EXPECT_TRUE(c.bounded_decay && c.full_rank_gate && c.mla_gate && c.latent_norm &&
+              c.experts_mxfp4);
   EXPECT_EQ(c.decay_lower_bound, -5.0f);
   EXPECT_EQ(c.context_tokens, 1048576);
   EXPECT_THAT(c.eos_ids, ElementsAre(163586));
@@ -76,7 +78,8 @@ TEST(RealModels, KimiLinearHasItsPublishedSizes) {
   EXPECT_EQ(c.family, "kimi_linear");
   EXPECT_EQ(c.CountMixer(MixerKind::kKda), 20);
   EXPECT_EQ(c.CountMixer(MixerKind::kMla), 7);
-  EXPECT_FALSE(c.bounded_decay || c.full_rank_gate || c.mla_gate || c.latent_norm || c.experts_mxfp4);
+  EXPECT_FALSE(c.bounded_decay || c.full_rank_gate || c.mla_gate || c.latent_norm ||
+               c.experts_mxfp4);
   EXPECT_EQ(c.q_rank, 0);
   EXPECT_EQ(c.latent, 0);
   EXPECT_EQ(c.attn_res_block, 0);
@@ -147,9 +150,9 @@ TEST(Features, FollowKeysNotTheFamily) {
 }
 
 struct BadValue {
-  const char* pointer;       // into K3's configuration
-  const char* value;         // JSON, or "" to erase the key
-  const char* message;       // what the error must contain
+  const char* pointer;  // into K3's configuration
+  const char* value;    // JSON, or "" to erase the key
+  const char* message;  // what the error must contain
 };
 
 class BadConfig : public testing::TestWithParam<BadValue> {};
@@ -185,14 +188,20 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"/text_config/mla_use_nope", "", "mla_use_nope: must be true"},
         BadValue{"/text_config/mla_use_output_gate", "1", "1 is neither true nor false"},
         BadValue{"/text_config/linear_attn_config", "", "linear_attn_config: is missing"},
-        BadValue{"/text_config/linear_attn_config", "[]", "linear_attn_config: [] is not an object"},
-        BadValue{"/text_config/linear_attn_config/kda_layers", "[1, 2]", "layer 3 (1-based) is in neither"},
-        BadValue{"/text_config/linear_attn_config/kda_layers/0", "4", "layer 4 (1-based) is listed twice"},
-        BadValue{"/text_config/linear_attn_config/full_attn_layers/0", "94", "94 is outside [1, 93]"},
+        BadValue{"/text_config/linear_attn_config", "[]",
+                 "linear_attn_config: [] is not an object"},
+        BadValue{"/text_config/linear_attn_config/kda_layers", "[1, 2]",
+                 "layer 3 (1-based) is in neither"},
+        BadValue{"/text_config/linear_attn_config/kda_layers/0", "4",
+                 "layer 4 (1-based) is listed twice"},
+        BadValue{"/text_config/linear_attn_config/full_attn_layers/0", "94",
+                 "94 is outside [1, 93]"},
         BadValue{"/text_config/linear_attn_config/full_attn_layers/0", "0", "0 is outside [1, 93]"},
         BadValue{"/text_config/linear_attn_config/full_attn_layers", "3", "3 is not a list"},
-        BadValue{"/text_config/linear_attn_config/gate_lower_bound", "5", "gate_lower_bound: 5 is outside"},
-        BadValue{"/text_config/hidden_act", "\"gelu\"", "\"gelu\" is not supported; silu and situ are"},
+        BadValue{"/text_config/linear_attn_config/gate_lower_bound", "5",
+                 "gate_lower_bound: 5 is outside"},
+        BadValue{"/text_config/hidden_act", "\"gelu\"",
+                 "\"gelu\" is not supported; silu and situ are"},
         BadValue{"/text_config/hidden_act", "", "hidden_act: is missing"},
         BadValue{"/text_config/num_experts_per_token", "897", "897 is outside [1, 896]"},
         BadValue{"/text_config/num_expert_group", "5", "5 does not divide 896"},
@@ -200,26 +209,34 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"/text_config/num_expert_group", "112", "hold fewer than the 16 chosen"},
         BadValue{"/text_config/moe_router_activation_func", "\"relu\"", "sigmoid and softmax are"},
         BadValue{"/text_config/topk_method", "\"greedy\"", "noaux_tc is"},
-        BadValue{"/text_config/routed_expert_hidden_size", "", "is true without routed_expert_hidden_size"},
+        BadValue{"/text_config/routed_expert_hidden_size", "",
+                 "is true without routed_expert_hidden_size"},
         BadValue{"/text_config/moe_intermediate_size", "3073", "3073 is no multiple of 32"},
         BadValue{"/text_config/attn_res_block_size", "1", "needs 94 residual sources; at most 64"},
         BadValue{"/text_config/eos_token_id", "163840", "163840 is outside [0, 163839]"},
-        BadValue{"/text_config/quantization_config/quant_method", "\"awq\"", "\"awq\" is not supported"},
-        BadValue{"/text_config/quantization_config/format", "\"int4\"", "\"int4\" is not supported"},
-        BadValue{"/text_config/quantization_config/config_groups/group_0/weights/num_bits", "8",
-                 "text_config.quantization_config.config_groups.group_0.weights.num_bits: 8 is outside"},
+        BadValue{"/text_config/quantization_config/quant_method", "\"awq\"",
+                 "\"awq\" is not supported"},
+        BadValue{"/text_config/quantization_config/format", "\"int4\"",
+                 "\"int4\" is not supported"},
+        BadValue{
+            "/text_config/quantization_config/config_groups/group_0/weights/num_bits", "8",
+            "text_config.quantization_config.config_groups.group_0.weights.num_bits: 8 is outside"},
         BadValue{"/text_config/quantization_config/config_groups/group_0/weights/group_size", "16",
                  "group_size: 16 is outside [32, 32]"},
-        BadValue{"/text_config/quantization_config/config_groups", "7", "config_groups: 7 is not an object"},
+        BadValue{"/text_config/quantization_config/config_groups", "7",
+                 "config_groups: 7 is not an object"},
         BadValue{"/text_config", "[]", "text_config: [] is not an object"}));
 
 TEST(BadText, IsRefused) {
-  EXPECT_THAT(MessageOf(ModelConfig::Parse("[]", "f").status()), HasSubstr("f: the file is not a JSON object"));
+  EXPECT_THAT(MessageOf(ModelConfig::Parse("[]", "f").status()),
+              HasSubstr("f: the file is not a JSON object"));
   EXPECT_THAT(MessageOf(ModelConfig::Parse("", "f").status()), HasSubstr("f: not valid JSON"));
   EXPECT_THAT(MessageOf(ModelConfig::Parse(R"({"a": 1, "a": 2})", "f").status()),
               HasSubstr("f: key \"a\" occurs twice"));
-  EXPECT_THAT(MessageOf(ModelConfig::Parse("{\"a\": \"\xff\"}", "f").status()), HasSubstr("not valid JSON"));
-  EXPECT_THAT(MessageOf(ModelConfig::Parse("{\"a\": 1e999}", "f").status()), HasSubstr("not valid JSON"));
+  EXPECT_THAT(MessageOf(ModelConfig::Parse("{\"a\": \"\xff\"}", "f").status()),
+              HasSubstr("not valid JSON"));
+  EXPECT_THAT(MessageOf(ModelConfig::Parse("{\"a\": 1e999}", "f").status()),
+              HasSubstr("not valid JSON"));
   EXPECT_FALSE(ModelConfig::Parse(std::string(200000, '['), "f").ok());
 }
 

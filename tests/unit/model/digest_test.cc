@@ -33,9 +33,8 @@ TEST(Digest, IsStableHexAndDiffersBetweenModels) {
 
 TEST(Digest, FormattingAndFileLayoutDoNotEnter) {
   CheckpointCopy copy("kimi_k3_tiny");
-  copy.EditText("config.json", [](std::string& text) {
-    text = nlohmann::ordered_json::parse(text).dump(7);
-  });
+  copy.EditText("config.json",
+                [](std::string& text) { text = nlohmann::ordered_json::parse(text).dump(7); });
   copy.EditShard("model-00001-of-000002.safetensors", [](ShardText& shard) {
     shard.header["__metadata__"] = {{"note", "moved"}};
     shard.data.insert(0, 64, '\0');
@@ -59,11 +58,13 @@ TEST(Digest, EveryPartOfTheModelEnters) {
   });
   for (const char* file : {"tiktoken.model", "tokenizer_config.json", "generation_config.json",
                            "chat_literals.json"}) {
-    expect_new(file, [&](CheckpointCopy& c) { c.EditText(file, [](std::string& t) { t += " "; }); });
+    expect_new(file,
+               [&](CheckpointCopy& c) { c.EditText(file, [](std::string& t) { t += " "; }); });
     expect_new(file, [&](CheckpointCopy& c) { c.Remove(file); });
   }
-  for (const char* name : {"language_model.model.layers.0.self_attn.A_log", "language_model.lm_head.weight",
-                           "language_model.model.layers.3.block_sparse_moe.experts.11.w2.weight_scale"}) {
+  for (const char* name :
+       {"language_model.model.layers.0.self_attn.A_log", "language_model.lm_head.weight",
+        "language_model.model.layers.3.block_sparse_moe.experts.11.w2.weight_scale"}) {
     for (const double place : {0.0, 0.5, 1.0}) {
       expect_new(name, [&](CheckpointCopy& c) {
         c.EditTensor(name, [&](std::string& bytes) {
@@ -103,7 +104,8 @@ TEST(Digest, LargeTensorsAreSampled) {
   };
   const char* plain = "language_model.lm_head.weight";
   const std::string whole = with(plain, kWholeBytes, -1);
-  for (const int64_t at : {int64_t{0}, int64_t{5000}, kWholeBytes - 1}) EXPECT_NE(with(plain, kWholeBytes, at), whole);
+  for (const int64_t at : {int64_t{0}, int64_t{5000}, kWholeBytes - 1})
+    EXPECT_NE(with(plain, kWholeBytes, at), whole);
   const int64_t size = 2 * kWholeBytes;
   const std::string sampled = with(plain, size, -1);
   const int64_t step = (size - kSamplePageBytes) / (kSamplePages - 1);

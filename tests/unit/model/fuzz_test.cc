@@ -31,11 +31,24 @@ void Mutate(std::string& text, size_t limit, SeededEntropy& random) {
     const size_t at = random.Next() % limit;
     const size_t length = std::min<size_t>(random.Next() % 24 + 1, limit - at);
     switch (random.Next() % 10) {
-      case 0: text.insert(at, 1, LikelyByte(random)); break;
-      case 1: text.erase(at, length); limit -= length; break;
-      case 2: text.insert(at, text.substr(at, length)); break;
-      case 3: if (random.Next() % 8 == 0) { text.resize(at); limit = at; } break;
-      default: text[at] = LikelyByte(random);
+      case 0:
+        text.insert(at, 1, LikelyByte(random));
+        break;
+      case 1:
+        text.erase(at, length);
+        limit -= length;
+        break;
+      case 2:
+        text.insert(at, text.substr(at, length));
+        break;
+      case 3:
+        if (random.Next() % 8 == 0) {
+          text.resize(at);
+          limit = at;
+        }
+        break;
+      default:
+        text[at] = LikelyByte(random);
     }
   }
 }
@@ -68,7 +81,8 @@ TEST_P(Fuzz, LoadingEndsWithAStatus) {
     if (!status.ok()) {
       ++refused;
       EXPECT_FALSE(status.message().empty()) << "seed " << seed;
-      EXPECT_NE(MessageOf(status).find(copy.folder()), std::string::npos) << "seed " << seed << ": " << status;
+      EXPECT_NE(MessageOf(status).find(copy.folder()), std::string::npos)
+          << "seed " << seed << ": " << status;
     }
   }
   EXPECT_GT(refused, target.rounds / 4);

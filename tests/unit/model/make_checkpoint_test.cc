@@ -1,9 +1,8 @@
-// The generator's output is a checkpoint both for us and for the oracle, and the same options give the
-// same files.
-#include <sys/wait.h>
-
+// The generator's output is a checkpoint both for us and for the oracle, and the same options give
+// the same files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
 #include <sstream>
 
@@ -20,7 +19,7 @@ using testing::HasSubstr;
 
 struct Output {
   int status;
-  std::string text;   // stdout and stderr
+  std::string text;  // stdout and stderr
 };
 
 Output RunPython(const std::string& arguments) {
@@ -38,7 +37,8 @@ Output RunPython(const std::string& arguments) {
 class TempFolder {
  public:
   TempFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "deltamesh-make-XXXXXX").string();
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / "deltamesh-make-XXXXXX").string();
     CHECK(mkdtemp(pattern.data()) != nullptr, "%s", pattern);
     path_ = pattern;
   }
@@ -53,7 +53,8 @@ class TempFolder {
 };
 
 Output Make(const std::string& folder, const std::string& options) {
-  return RunPython(std::string(DELTAMESH_SOURCE_DIR) + "/tools/make_checkpoint.py --out " + folder + " " + options);
+  return RunPython(std::string(DELTAMESH_SOURCE_DIR) + "/tools/make_checkpoint.py --out " + folder +
+                   " " + options);
 }
 
 struct Shape {
@@ -82,8 +83,9 @@ TEST_P(MakeCheckpoint, LoadsHereAndInTheOracle) {
   EXPECT_THAT(text.str(), HasSubstr("WEIGHTS ARE RANDOM"));
   EXPECT_THAT(text.str(), HasSubstr(ModelDigest(**checkpoint).value()));
 
-  const Output oracle = RunPython(std::string(DELTAMESH_SOURCE_DIR) + "/tests/data/reference.py logits " +
-                            folder.path() + " --tokens 1,2,3");
+  const Output oracle =
+      RunPython(std::string(DELTAMESH_SOURCE_DIR) + "/tests/data/reference.py logits " +
+                folder.path() + " --tokens 1,2,3");
   EXPECT_EQ(oracle.status, 0) << oracle.text;
   EXPECT_THAT(oracle.text, testing::StartsWith("2 "));
   EXPECT_THAT(oracle.text, testing::Not(HasSubstr("nan")));
@@ -91,10 +93,12 @@ TEST_P(MakeCheckpoint, LoadsHereAndInTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, MakeCheckpoint,
-    testing::Values(Shape{"DefaultK3", ""}, Shape{"DefaultLinear", "--family kimi_linear"},
-                    Shape{"OddK3", "--hidden 80 --layers 4 --full 2,4 --kda-heads 3 --kda-dim 24 --heads 3 "
-                                   "--nope 12 --rope 6 --vdim 20 --q-lora 0 --kv-lora 40 --latent 0 --hidden 96 "
-                                   "--block 0 --merges 64 --experts 5 --topk 2 --moe-inter 32 --shards 1"}),
+    testing::Values(
+        Shape{"DefaultK3", ""}, Shape{"DefaultLinear", "--family kimi_linear"},
+        Shape{"OddK3",
+              "--hidden 80 --layers 4 --full 2,4 --kda-heads 3 --kda-dim 24 --heads 3 "
+              "--nope 12 --rope 6 --vdim 20 --q-lora 0 --kv-lora 40 --latent 0 --hidden 96 "
+              "--block 0 --merges 64 --experts 5 --topk 2 --moe-inter 32 --shards 1"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(MakeCheckpointTool, TheSameOptionsGiveTheSameFiles) {
@@ -132,9 +136,9 @@ TEST(Inspect, SaysWhatTheGoldenCheckpointHolds) {
   ASSERT_TRUE(status.ok()) << status;
   for (const char* line :
        {"family        kimi_k3\n", "layers        5: 3 KDA, 2 MLA; 1 dense, 4 MoE\n",
-        "schedule      1 KDA dense, 2 KDA, 2 MLA\n", "experts       12 per layer, 4 chosen, 2 shared",
-        "context       1,048,576 tokens\n", "vocabulary    768\n",
-        "not loaded    544 bytes in 2 tensors of the image path\n",
+        "schedule      1 KDA dense, 2 KDA, 2 MLA\n",
+        "experts       12 per layer, 4 chosen, 2 shared", "context       1,048,576 tokens\n",
+        "vocabulary    768\n", "not loaded    544 bytes in 2 tensors of the image path\n",
         "latents       320 bytes per token, 20,480 per block of 64 tokens\n"}) {
     EXPECT_THAT(out.str(), HasSubstr(line));
   }

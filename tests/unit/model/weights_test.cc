@@ -2,12 +2,12 @@
 // independent reading of the checkpoint's bytes.
 #include "runtime/model/weights.h"
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <cstring>
 #include <set>
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "runtime/base/status.h"
 #include "runtime/model/tensor_plan.h"
@@ -55,7 +55,8 @@ class Reader {
     const StoredTensor& packed = Tensor(name + "_packed");
     const StoredTensor& scale = Tensor(name + "_scale");
     const int64_t half = packed.view.shape[1];
-    const int code = static_cast<int>(packed.view.bytes[row * half + col / 2]) >> (col % 2 * 4) & 15;
+    const int code =
+        static_cast<int>(packed.view.bytes[row * half + col / 2]) >> (col % 2 * 4) & 15;
     const int exponent = static_cast<int>(scale.view.bytes[row * (half / 16) + col / 32]) - 127;
     const double steps[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
     return std::ldexp(code & 8 ? -steps[code & 7] : steps[code & 7], exponent);
@@ -112,8 +113,9 @@ void ExpectKda(Reader& reader, const ModelConfig& c, const KdaWeights& k, const 
   for (int64_t h = 0; h < c.kda_heads; ++h) {
     EXPECT_EQ(k.a_scale[h], static_cast<float>(std::exp(reader.Value(p + "A_log", h))));
   }
-  const std::pair<const FloatVector*, const char*> filters[] = {
-      {&k.q_conv, "q_conv1d.weight"}, {&k.k_conv, "k_conv1d.weight"}, {&k.v_conv, "v_conv1d.weight"}};
+  const std::pair<const FloatVector*, const char*> filters[] = {{&k.q_conv, "q_conv1d.weight"},
+                                                                {&k.k_conv, "k_conv1d.weight"},
+                                                                {&k.v_conv, "v_conv1d.weight"}};
   for (const auto& [filter, name] : filters) {
     ASSERT_EQ(std::ssize(*filter), c.conv_taps * c.kda_width());
     for (int64_t channel = 0; channel < c.kda_width(); ++channel) {
@@ -183,8 +185,8 @@ void ExpectExpert(Reader& reader, const ModelConfig& c, const ExpertWeights& exp
     ASSERT_EQ(m->format, c.experts_mxfp4 ? WeightFormat::kMxfp4 : WeightFormat::kBf16);
     for (int64_t r = 0; r < m->rows; ++r) {
       for (int64_t k = 0; k < m->cols; ++k) {
-        const double stored = c.experts_mxfp4 ? reader.Mxfp4(full, r, k)
-                                              : reader.Value(full, r * m->cols + k);
+        const double stored =
+            c.experts_mxfp4 ? reader.Mxfp4(full, r, k) : reader.Value(full, r * m->cols + k);
         ASSERT_EQ(UnpackOne(*m, r, k), stored) << full << " " << r << "," << k;
       }
     }
@@ -303,7 +305,8 @@ INSTANTIATE_TEST_SUITE_P(Golden, WeightsTest, testing::Values("kimi_k3_tiny", "k
 TEST(WeightsFormats, TensorsAtOddAddressesAreReadExactly) {
   CheckpointCopy copy("kimi_linear_tiny");
   // One byte in front of everything shifts every tensor to an odd address.
-  for (const char* file : {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}) {
+  for (const char* file :
+       {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}) {
     copy.EditShard(file, [](ShardText& shard) {
       shard.data.insert(0, 1, '\x7f');
       for (auto& [name, entry] : shard.header.items()) {
