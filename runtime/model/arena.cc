@@ -25,8 +25,9 @@ Arena& Arena::operator=(Arena&& other) noexcept {
 absl::StatusOr<Arena> Arena::Create(int64_t bytes) {
   Arena arena;
   if (bytes == 0) return arena;
+  // Not MAP_NORESERVE: a range that memory can never back is refused here, not killed half way.
   void* range = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (range == MAP_FAILED) {
     return ResourceExhausted(
         "weights: no memory for %d packed bytes; load fewer experts or use a larger machine",

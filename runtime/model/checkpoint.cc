@@ -88,6 +88,7 @@ absl::StatusOr<std::shared_ptr<const Checkpoint>> Checkpoint::Open(const std::st
   for (const auto& [tensor, file] : map) files.insert(file);
   for (const std::string& file : files) RETURN_IF_ERROR(checkpoint->AddFile(file));
   RETURN_IF_ERROR(checkpoint->CheckIndex(map));
+  checkpoint->where_.clear();
   return std::shared_ptr<const Checkpoint>(std::move(checkpoint));
 }
 

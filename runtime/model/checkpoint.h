@@ -46,7 +46,7 @@ class Checkpoint {
   std::vector<std::string> files_;
   std::vector<std::shared_ptr<const SafetensorsFile>> mapped_;
   std::map<std::string, StoredTensor, std::less<>> tensors_;
-  std::map<std::string, std::string> where_;  // stored name -> file, the image path included
+  std::map<std::string, std::string> where_;  // stored name -> file; only while opening
   int64_t skipped_tensors_ = 0;
   int64_t skipped_bytes_ = 0;
 };
