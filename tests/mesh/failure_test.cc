@@ -1,0 +1,238 @@
+// What a mesh does when clients leave, deadlines pass, bytes change on their way and processes die.
+#include <gtest/gtest.h>
+
+#include "runtime/base/log.h"
+#include "tests/mesh/requests.h"
+#include "tests/mesh/test_mesh.h"
+
+namespace deltamesh::testing {
+namespace {
+
+class MeshFailureTest : public ::testing::Test {
+ protected:
+  MeshFailureTest() {
+    InitLog("test", LogLevel::kError);
+    options_.folder = Golden("kimi_k3");
+  }
+
+  void Start() {
+    mesh_ = std::make_unique<TestMesh>(options_);
+    mesh_->Start();
+    plain_ = std::make_unique<PlainEngine>(options_.folder);
+  }
+  ClientRequest SubmitOne(const std::string& id, int64_t prompt, int64_t max_tokens = 12) {
+    ClientRequest request = MakeRequest(id, prompt, max_tokens, 100 + prompt);
+    EXPECT_TRUE(mesh_->Submit(request).ok());
+    return request;
+  }
+  void ExpectPlainAnswer(const ClientRequest& request) {
+    const Answer& answer = mesh_->answer(request.request_id);
+    EXPECT_TRUE(answer.status.ok()) << answer.status;
+    EXPECT_TRUE(SameAnswer(answer, plain_->Run(request))) << Describe(answer);
+  }
+  bool BaselineWithinASecond() {
+    return mesh_->RunUntil([&] { return mesh_->AtBaseline(); }, absl::Seconds(1));
+  }
+
+  TestMeshOptions options_;
+  std::unique_ptr<TestMesh> mesh_;
+  std::unique_ptr<PlainEngine> plain_;
+};
+
+// ---- cancel and deadline -------------------------------------------------------------------------
+
+// At every moment of a request's life, round by round until it ended.
+TEST_F(MeshFailureTest, CancelAtAnyMomentFreesEverythingWithinASecond) {
+  options_.decode = 2;
+  Start();
+  int moments = 0;
+  for (int rounds = 0;; ++rounds) {
+    const std::string id = absl::StrFormat("c%d", rounds);
+    SubmitOne(id, 200, 6);
+    for (int i = 0; i < rounds; ++i) mesh_->Round();
+    if (mesh_->answer(id).ended) break;
+    ++moments;
+    EXPECT_TRUE(mesh_->Cancel(id));
+    ASSERT_TRUE(BaselineWithinASecond()) << "cancelled after " << rounds << " rounds";
+    EXPECT_FALSE(mesh_->answer(id).ended);
+    ASSERT_LT(rounds, 200);
+  }
+  EXPECT_GT(moments, 8);
+}
+
+TEST_F(MeshFailureTest, DeadlineAtAnyMomentFreesEverythingWithinASecond) {
+  Start();
+  for (int millis = 1; millis < 80; millis += 6) {
+    ClientRequest request = MakeRequest(absl::StrFormat("d%d", millis), 200, 200, 4);
+    request.deadline = mesh_->now() + absl::Milliseconds(millis);
+    ASSERT_TRUE(mesh_->Submit(request).ok());
+    ASSERT_TRUE(mesh_->RunUntilEnded({request.request_id}, absl::Seconds(2)));
+    EXPECT_EQ(mesh_->answer(request.request_id).status.code(), absl::StatusCode::kDeadlineExceeded);
+    ASSERT_TRUE(BaselineWithinASecond());
+  }
+}
+
+// ---- damaged hand-offs ---------------------------------------------------------------------------
+
+struct Damage {
+  const char* name;
+  MessageType type;
+  InprocFault fault;
+  std::string reason;  // as the router counts it; empty: any
+};
+
+class MeshDamageTest : public MeshFailureTest, public ::testing::WithParamInterface<Damage> {};
+
+TEST_P(MeshDamageTest, IsRefusedByNameAndPrefilledAgainWithTheSameAnswer) {
+  Start();
+  bool done = false;
+  mesh_->network().SetFault([&](const InprocMessage& message) {
+    if (done || message.type != GetParam().type) return InprocFault();
+    done = true;
+    return GetParam().fault;
+  });
+  const ClientRequest request = SubmitOne("a", 200);
+  ASSERT_TRUE(mesh_->RunUntilEnded({"a"}, absl::Minutes(3)));
+  EXPECT_TRUE(done);
+  ExpectPlainAnswer(request);
+  const RouterCounters& counters = mesh_->router().counters();
+  EXPECT_EQ(counters.handoffs_refused, 1u);
+  EXPECT_EQ(counters.handoffs_ok, 1u);
+  if (!GetParam().reason.empty()) {
+    bool counted = false;
+    for (const auto& [reason, count] : counters.handoff_results) {
+      if (reason == GetParam().reason) counted = count == 1;
+    }
+    EXPECT_TRUE(counted) << GetParam().reason;
+  }
+  EXPECT_TRUE(BaselineWithinASecond());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, MeshDamageTest,
+    ::testing::Values(
+        Damage{
+            "FlippedByte", MessageType::kHandoffSegment, {.flip_payload_byte = 1000}, "CHECKSUM"},
+        Damage{"LostSegment", MessageType::kHandoffSegment, {.drop = true}, "INCOMPLETE"},
+        Damage{"DoubledSegment", MessageType::kHandoffSegment, {.duplicate = true}, "WRONG_RANGE"},
+        Damage{"LostManifest", MessageType::kHandoffManifest, {.drop = true}, "TIMEOUT"},
+        Damage{"LostSeal", MessageType::kHandoffSeal, {.drop = true}, "TIMEOUT"}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_F(MeshFailureTest, HandoffsThatNeverSucceedEndTheRequest) {
+  Start();
+  mesh_->network().SetFault([&](const InprocMessage& message) {
+    return InprocFault{.flip_payload_byte = message.type == MessageType::kHandoffSegment ? 5 : -1};
+  });
+  SubmitOne("a", 200);
+  const ClientRequest other = SubmitOne("b", 30);  // needs no hand-off
+  ASSERT_TRUE(mesh_->RunUntilEnded({"a", "b"}));
+  EXPECT_EQ(mesh_->answer("a").status.code(), absl::StatusCode::kDataLoss)
+      << mesh_->answer("a").status;
+  ExpectPlainAnswer(other);
+  EXPECT_TRUE(BaselineWithinASecond());
+}
+
+// ---- lost processes ------------------------------------------------------------------------------
+
+TEST_F(MeshFailureTest, LostDecodeWorkerFailsItsRequestsOnly) {
+  options_.decode = 2;
+  Start();
+  std::vector<ClientRequest> requests;
+  for (int i = 0; i < 4; ++i) requests.push_back(SubmitOne(absl::StrFormat("r%d", i), 90 + i, 40));
+  ASSERT_TRUE(mesh_->RunUntil([&] {
+    return std::all_of(requests.begin(), requests.end(), [&](const ClientRequest& r) {
+      return !mesh_->answer(r.request_id).tokens.empty();
+    });
+  }));
+  mesh_->Kill("decode-0");
+  ASSERT_TRUE(mesh_->RunUntilEnded({"r0", "r1", "r2", "r3"}));
+  int lost = 0;
+  for (const ClientRequest& request : requests) {
+    const Answer& answer = mesh_->answer(request.request_id);
+    if (answer.status.ok()) {
+      ExpectPlainAnswer(request);
+    } else {
+      ++lost;
+      EXPECT_EQ(answer.status.code(), absl::StatusCode::kUnavailable);
+    }
+  }
+  EXPECT_GT(lost, 0);
+  EXPECT_LT(lost, 4);
+  const ClientRequest next = SubmitOne("next", 150);
+  ASSERT_TRUE(mesh_->RunUntilEnded({"next"}));
+  ExpectPlainAnswer(next);
+  EXPECT_TRUE(BaselineWithinASecond());
+}
+
+TEST_F(MeshFailureTest, LostPrefillWorkerDelaysTheFirstToken) {
+  options_.prefill = 2;
+  Start();
+  for (int rounds = 1; rounds < 12; ++rounds) {
+    const std::string id = absl::StrFormat("p%d", rounds);
+    const ClientRequest request = SubmitOne(id, 330);
+    for (int i = 0; i < rounds; ++i) mesh_->Round();
+    mesh_->Kill("prefill-0");
+    ASSERT_TRUE(mesh_->RunUntilEnded({id})) << rounds;
+    ExpectPlainAnswer(request);
+    ASSERT_TRUE(BaselineWithinASecond()) << rounds;
+    mesh_->Restart("prefill-0");
+    mesh_->RunFor(absl::Milliseconds(100));
+  }
+}
+
+TEST_F(MeshFailureTest, WithoutPrefillWorkersDecodeComputesThePrompt) {
+  Start();
+  mesh_->Kill("prefill-0");
+  const ClientRequest request = SubmitOne("a", 200);
+  ASSERT_TRUE(mesh_->RunUntilEnded({"a"}));
+  ExpectPlainAnswer(request);
+}
+
+TEST_F(MeshFailureTest, LostExpertShardIsUnavailableUntilItIsBack) {
+  Start();
+  SubmitOne("a", 100, 60);
+  ASSERT_TRUE(mesh_->RunUntil([&] { return !mesh_->answer("a").tokens.empty(); }));
+  mesh_->Kill("expert-1");
+  ASSERT_TRUE(mesh_->RunUntilEnded({"a"}, absl::Seconds(5)));
+  EXPECT_EQ(mesh_->answer("a").status.code(), absl::StatusCode::kUnavailable)
+      << mesh_->answer("a").status;
+  EXPECT_TRUE(BaselineWithinASecond());
+  EXPECT_FALSE(mesh_->Submit(MakeRequest("b", 20, 5, 1)).ok());
+
+  mesh_->Restart("expert-1");
+  mesh_->Start();
+  const ClientRequest request = SubmitOne("c", 100);
+  ASSERT_TRUE(mesh_->RunUntilEnded({"c"}));
+  ExpectPlainAnswer(request);
+}
+
+TEST_F(MeshFailureTest, RestartedDecodeWorkerServesAgain) {
+  Start();
+  SubmitOne("a", 200, 60);
+  mesh_->RunFor(absl::Milliseconds(15));
+  mesh_->Restart("decode-0");
+  ASSERT_TRUE(mesh_->RunUntilEnded({"a"}));
+  EXPECT_EQ(mesh_->answer("a").status.code(), absl::StatusCode::kUnavailable);
+  mesh_->Start();
+  const ClientRequest request = SubmitOne("b", 200);
+  ASSERT_TRUE(mesh_->RunUntilEnded({"b"}));
+  ExpectPlainAnswer(request);
+}
+
+TEST_F(MeshFailureTest, WorkersFreeWhatALostRouterHeld) {
+  Start();
+  SubmitOne("a", 200, 60);
+  SubmitOne("b", 40, 60);
+  mesh_->RunFor(absl::Milliseconds(40));
+  EXPECT_FALSE(mesh_->AtBaseline());
+  mesh_->RestartRouter();
+  EXPECT_TRUE(BaselineWithinASecond());
+  mesh_->Start();
+  const ClientRequest request = SubmitOne("c", 100);
+  ASSERT_TRUE(mesh_->RunUntilEnded({"c"}));
+  ExpectPlainAnswer(request);
+}
+
+}  // namespace
+}  // namespace deltamesh::testing
