@@ -8,8 +8,8 @@
 
 namespace deltamesh {
 
-// Prints a summary for people to `out`. Nothing is printed when the checkpoint cannot be served:
-// the status says why. Tensor values are not read beyond what the digest samples.
+// Prints a summary for people to `out`. Nothing is printed when the checkpoint cannot be served: the
+// status says why. Tensor values are not read beyond what the digest samples.
 absl::Status RunInspect(const std::string& folder, std::ostream& out);
 
 }  // namespace deltamesh

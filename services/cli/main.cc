@@ -5,6 +5,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
+#include "services/cli/bench.h"
 #include "services/cli/inspect.h"
 #include "services/cli/logits.h"
 #include "services/cli/serve.h"
@@ -74,6 +75,33 @@ void AddLogits(CLI::App& app, Command& command) {
   logits->callback([=, &command] { command = [=] { return ExitCode(RunLogits(*options)); }; });
 }
 
+void AddBench(CLI::App& app, Command& command) {
+  auto* bench = app.add_subcommand("bench", "measure one engine against the machine's ceilings");
+  auto o = std::make_shared<BenchOptions>();
+  bench->add_option("--model", o->model, "checkpoint folder")
+      ->envname("DELTAMESH_MODEL")
+      ->required();
+  bench->add_option("--threads", o->threads, "threads")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  bench->add_option("--prefill", o->prefill, "prompt lengths: 128,512")->delimiter(',');
+  bench->add_option("--depths", o->depths, "contexts for decoding one sequence")->delimiter(',');
+  bench->add_option("--sequences", o->sequences, "batch sizes for decoding")->delimiter(',');
+  bench->add_option("--decode-steps", o->decode_steps, "steps per measurement")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  bench->add_option("--chunk-tokens", o->chunk_tokens, "prompt tokens per call")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  bench->add_option("--repetitions", o->repetitions, "the median is reported")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  bench->add_flag("!--no-roofline", o->roofline, "do not probe the machine first");
+  bench->add_flag("--json", o->json, "JSON instead of a table");
+  bench->add_option("--label", o->label, "free text for the JSON");
+  bench->callback([=, &command] { command = [=] { return ExitCode(RunBench(*o, std::cout)); }; });
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("deltamesh: a serving mesh for Kimi-Linear and Kimi K3");
   app.require_subcommand(1);
@@ -83,6 +111,7 @@ int Main(int argc, char** argv) {
   AddRoles(app, command);
   AddInspect(app, command);
   AddLogits(app, command);
+  AddBench(app, command);
   CLI11_PARSE(app, argc, argv);
   return command();
 }

@@ -122,8 +122,9 @@ int WorkerHost::Run(const Role& role) {
 void WorkerHost::Serve() {
   bool serving = false;
   absl::Time drain_until = absl::InfiniteFuture();
+  absl::Time linger_until = absl::InfiniteFuture();
   while (clock_->Now() < drain_until) {
-    if (draining_ && idle_) return;
+    if (drained_ && idle_ && clock_->Now() > linger_until) return;
     if (options_.flags.parent != 0 && getppid() != options_.flags.parent) {
       LogError("worker.parent_died", {});
       return;
@@ -136,9 +137,12 @@ void WorkerHost::Serve() {
       draining_ = true;
       grpc_->SetServing(false);
       drain_until = clock_->Now() + absl::Seconds(options_.flags.drain_seconds);
-      // Pending work must be seen before idleness is believed.
-      idle_ = false;
-      Post([this](absl::Time now) { role_.core->Drain(now); });
+      linger_until = clock_->Now() + options_.linger;
+      Post([this](absl::Time now) {
+        role_.core->Drain(now);
+        idle_ = false;  // until the loop has looked again
+        drained_ = true;
+      });
     }
     const bool ready = Ready().ok();
     if (ready != serving) {

@@ -36,6 +36,8 @@ struct WorkerHostOptions {
   int64_t inbox_max = 1 << 16;  // messages waiting for the core; beyond it a link is closed
   absl::Duration tick = absl::Milliseconds(20);
   absl::Duration stall_max = absl::Seconds(60);
+  // A draining worker without work stays this long, for routers to hear of it and send nothing more.
+  absl::Duration linger = absl::Milliseconds(300);
   LinkOptions link;
 };
 
@@ -98,6 +100,7 @@ class WorkerHost {
   std::atomic<bool> idle_ = true;
   std::atomic<bool> registered_ = false;
   std::atomic<bool> draining_ = false;
+  std::atomic<bool> drained_ = false;     // the core knows
   std::atomic<int64_t> progress_ns_ = 0;  // when the loop last came round
 
   mutable absl::Mutex mu_;
