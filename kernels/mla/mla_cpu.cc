@@ -8,6 +8,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/mla/mla_cpu.cc"
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/base/lanes-inl.h"
@@ -64,24 +65,33 @@ HWY_INLINE void ScoreStep(Lanes (&lanes)[kPairs][kScorePositions], const float* 
   }
 }
 
-template <int kPairs>
+// kAhead: also fetch the same stretch of the tile's next four rows. The rows are too short for the
+// hardware to notice a stream.
+template <bool kAhead, int kPairs>
 HWY_INLINE void ScorePart(Lanes (&lanes)[kPairs][kScorePositions], const float* const* q,
-                          const float* const* rows, int64_t row_begin, int64_t size) {
+                          const float* const* rows, int64_t row_begin, int64_t size,
+                          int64_t ahead) {
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) ScoreStep(lanes, q, rows, i, row_begin + i, kLanes);
+  for (; i + kLanes <= size; i += kLanes) {
+    if (kAhead) {
+      for (int s = 0; s < kScorePositions; ++s) hwy::Prefetch(rows[s] + row_begin + i + ahead);
+    }
+    ScoreStep(lanes, q, rows, i, row_begin + i, kLanes);
+  }
   if (i < size) ScoreStep(lanes, q, rows, i, row_begin + i, size - i);
 }
 
 // Scores of kPairs pairs from `pair` on against four rows, to e[pair][s .. s + 4).
-template <int kPairs>
+template <bool kAhead, int kPairs>
 HWY_INLINE void ScoreTile(const Dims& dims, const Group& group, int64_t pair,
                           const float* const* rows, int64_t s, Scratch& scratch) {
   Lanes lanes[kPairs][kScorePositions];
   for (auto& of_pair : lanes) {
     for (Lanes& l : of_pair) l.Clear();
   }
-  ScorePart(lanes, group.latent + pair, rows, 0, dims.rank);
-  ScorePart(lanes, group.rope + pair, rows, dims.rank, dims.rope);
+  const int64_t ahead = kScorePositions * dims.width;
+  ScorePart<kAhead>(lanes, group.latent + pair, rows, 0, dims.rank, ahead);
+  ScorePart<kAhead>(lanes, group.rope + pair, rows, dims.rank, dims.rope, ahead);
   const D4 d4;
   for (int i = 0; i < kPairs; ++i) {
     const V4 sums = Reduce4(lanes[i][0], lanes[i][1], lanes[i][2], lanes[i][3]);
@@ -99,10 +109,14 @@ HWY_NOINLINE void ScoreBlock(const Dims& dims, const Group& group, int64_t begin
       rows[i] = block + HWY_MIN(s + i, count - 1) * dims.width;
     }
     int64_t pair = begin;
-    for (; pair + kScorePairs <= group.size; pair += kScorePairs) {
-      ScoreTile<kScorePairs>(dims, group, pair, rows, s, scratch);
+    if (pair + kScorePairs <= group.size) {
+      ScoreTile<true, kScorePairs>(dims, group, pair, rows, s, scratch);
+      pair += kScorePairs;
     }
-    for (; pair < group.size; ++pair) ScoreTile<1>(dims, group, pair, rows, s, scratch);
+    for (; pair + kScorePairs <= group.size; pair += kScorePairs) {
+      ScoreTile<false, kScorePairs>(dims, group, pair, rows, s, scratch);
+    }
+    for (; pair < group.size; ++pair) ScoreTile<false, 1>(dims, group, pair, rows, s, scratch);
   }
 }
 

@@ -24,20 +24,23 @@ void Scores(const ExpertGateParams& p, const float* logits, float* scores) {
   for (int64_t e = 0; e < p.experts; ++e) scores[e] = scores[e] / sum;
 }
 
-// Index of the largest untaken value, the lowest one among equals. NaN counts as the smallest, so
-// that a damaged row still names experts that exist.
-int64_t Best(const float* values, int64_t count, const bool* taken) {
-  int64_t best = -1;
-  float best_value = kNever;
-  for (int64_t i = 0; i < count; ++i) {
-    if (taken[i]) continue;
+// The `count` largest values among those not dropped, in descending order, the lower index first among
+// equals. NaN counts as the smallest, so that a damaged row still names experts that exist.
+void Largest(const float* values, int64_t size, const bool* dropped, int64_t count, int32_t* ids) {
+  float best[kMaxExperts];
+  int64_t found = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    if (dropped[i]) continue;
     const float value = values[i] == values[i] ? values[i] : kNever;
-    if (best < 0 || value > best_value) {
-      best = i;
-      best_value = value;
+    if (found == count && !(value > best[count - 1])) continue;
+    int64_t at = found < count ? found++ : count - 1;
+    for (; at > 0 && value > best[at - 1]; --at) {
+      best[at] = best[at - 1];
+      ids[at] = ids[at - 1];
     }
+    best[at] = value;
+    ids[at] = static_cast<int32_t>(i);
   }
-  return best;
 }
 
 float TwoBest(const float* values, int64_t count) {
@@ -53,30 +56,33 @@ float TwoBest(const float* values, int64_t count) {
   return count > 1 ? first + second : first;
 }
 
-// Marks the experts of every group but the best `top_groups` as taken.
-void DropGroups(const ExpertGateParams& p, const float* biased, bool* taken) {
+// Drops the experts of every group but the best `top_groups`.
+void DropGroups(const ExpertGateParams& p, const float* biased, bool* dropped) {
   const int64_t size = p.experts / p.groups;
   float scores[kMaxExpertGroups];
-  bool kept[kMaxExpertGroups] = {};
+  const bool none[kMaxExpertGroups] = {};
+  int32_t kept[kMaxExpertGroups];
   for (int64_t g = 0; g < p.groups; ++g) scores[g] = TwoBest(biased + g * size, size);
-  for (int64_t i = 0; i < p.top_groups; ++i) kept[Best(scores, p.groups, kept)] = true;
-  for (int64_t e = 0; e < p.experts; ++e) taken[e] = !kept[e / size];
+  Largest(scores, p.groups, none, p.top_groups, kept);
+  for (int64_t e = 0; e < p.experts; ++e) dropped[e] = true;
+  for (int64_t i = 0; i < p.top_groups; ++i) {
+    for (int64_t e = 0; e < size; ++e) dropped[kept[i] * size + e] = false;
+  }
 }
 
 void GateOne(const ExpertGateParams& p, const float* logits, int32_t* ids, float* weights) {
   float scores[kMaxExperts], biased[kMaxExperts];
-  bool taken[kMaxExperts] = {};
+  bool dropped[kMaxExperts];
   Scores(p, logits, scores);
   for (int64_t e = 0; e < p.experts; ++e) {
     biased[e] = p.bias == nullptr ? scores[e] : scores[e] + p.bias[e];
+    dropped[e] = false;
   }
-  if (p.groups > 1 && p.groups > p.top_groups) DropGroups(p, biased, taken);
+  if (p.groups > 1 && p.groups > p.top_groups) DropGroups(p, biased, dropped);
+  Largest(biased, p.experts, dropped, p.top_k, ids);
   float sum = 0.0f;
   for (int64_t r = 0; r < p.top_k; ++r) {
-    const int64_t e = Best(biased, p.experts, taken);
-    taken[e] = true;
-    ids[r] = static_cast<int32_t>(e);
-    weights[r] = p.biased_weights ? biased[e] : scores[e];
+    weights[r] = p.biased_weights ? biased[ids[r]] : scores[ids[r]];
     sum += weights[r];
   }
   const bool renormalize = p.renormalize && p.top_k > 1;
