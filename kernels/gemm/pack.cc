@@ -1,5 +1,3 @@
-#include <cstring>
-
 #include "kernels/gemm/gemm.h"
 
 namespace deltamesh::kernels {
@@ -8,23 +6,31 @@ namespace {
 constexpr int64_t kMxRowBytes = kPanel / 2;
 constexpr int64_t kMxGroupBytes = kPanel + kMxBlock * kMxRowBytes;
 
+// Columns packed at a time: a stretch of a panel, so that the scattered stores stay in the first-level
+// cache.
+constexpr int64_t kPackStretch = 32;
+
 template <class T>
 void PackElements(const PackParams& p) {
   const T* source = static_cast<const T*>(p.source);
   for (int64_t panel = p.panel_begin; panel < p.panel_end; ++panel) {
     T* out = reinterpret_cast<T*>(p.packed) + panel * p.cols * kPanel;
-    for (int64_t j = 0; j < kPanel; ++j) {
-      const int64_t row = panel * kPanel + j;
-      const T* in = source + row * p.row_stride;
-      for (int64_t k = 0; k < p.cols; ++k) out[k * kPanel + j] = row < p.rows ? in[k] : T{0};
+    for (int64_t k0 = 0; k0 < p.cols; k0 += kPackStretch) {
+      const int64_t k1 = k0 + kPackStretch < p.cols ? k0 + kPackStretch : p.cols;
+      for (int64_t j = 0; j < kPanel; ++j) {
+        const int64_t row = panel * kPanel + j;
+        const T* in = source + row * p.row_stride;
+        for (int64_t k = k0; k < k1; ++k) out[k * kPanel + j] = row < p.rows ? in[k] : T{0};
+      }
     }
   }
 }
 
-uint8_t CodeAt(const PackMxfp4Params& p, int64_t row, int64_t col) {
-  if (row >= p.rows) return 0;
-  const uint8_t pair = p.codes[row * (p.cols / 2) + col / 2];
-  return col % 2 == 0 ? pair & 15 : pair >> 4;
+// The codes of 32 columns of one output, or zeros beyond the last output.
+const uint8_t* CodesAt(const PackMxfp4Params& p, int64_t row, int64_t group) {
+  static constexpr uint8_t kZeros[kMxBlock / 2] = {};
+  if (row >= p.rows) return kZeros;
+  return p.codes + row * (p.cols / 2) + group * (kMxBlock / 2);
 }
 
 void PackMxGroup(const PackMxfp4Params& p, int64_t panel, int64_t group, uint8_t* out) {
@@ -32,13 +38,13 @@ void PackMxGroup(const PackMxfp4Params& p, int64_t panel, int64_t group, uint8_t
     const int64_t row = panel * kPanel + j;
     out[j] = row < p.rows ? p.scales[row * (p.cols / kMxBlock) + group] : 0;
   }
-  for (int64_t i = 0; i < kMxBlock; ++i) {
-    uint8_t* codes = out + kPanel + i * kMxRowBytes;
-    const int64_t col = group * kMxBlock + i;
-    for (int64_t j = 0; j < kMxRowBytes; ++j) {
-      const uint8_t low = CodeAt(p, panel * kPanel + j, col);
-      const uint8_t high = CodeAt(p, panel * kPanel + j + kMxRowBytes, col);
-      codes[j] = static_cast<uint8_t>(low | high << 4);
+  uint8_t* codes = out + kPanel;
+  for (int64_t j = 0; j < kMxRowBytes; ++j) {
+    const uint8_t* low = CodesAt(p, panel * kPanel + j, group);
+    const uint8_t* high = CodesAt(p, panel * kPanel + j + kMxRowBytes, group);
+    for (int64_t i = 0; i < kMxBlock / 2; ++i) {  // columns 2 i and 2 i + 1
+      codes[2 * i * kMxRowBytes + j] = static_cast<uint8_t>((low[i] & 15) | high[i] << 4);
+      codes[(2 * i + 1) * kMxRowBytes + j] = static_cast<uint8_t>(low[i] >> 4 | (high[i] & 0xF0));
     }
   }
 }
