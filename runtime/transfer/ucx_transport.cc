@@ -1,13 +1,10 @@
 #include "runtime/transfer/ucx_transport.h"
 
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <ucp/api/ucp.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -24,6 +21,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/transfer/ucx_util.h"
+#include "runtime/transfer/ucx_worker.h"
 
 namespace deltamesh {
 namespace {
@@ -88,7 +86,7 @@ class UcxTransportImpl final : public UcxTransport {
   std::string kind() const override { return "ucx"; }
   std::string address() const override { return address_; }
   std::string lanes() const override;
-  int port() const override { return port_; }
+  int port() const override { return ucx_->port(); }
   TransportStats stats() const override;
   void SetHandler(MessageType type, MessageHandler* handler) override;
   absl::StatusOr<PeerId> Connect(std::string_view address) override;
@@ -97,17 +95,12 @@ class UcxTransportImpl final : public UcxTransport {
             std::span<const std::byte> payload, Done done) override;
 
  private:
-  absl::Status OpenWorker();
-  absl::Status OpenListener();
-  absl::Status OpenWakeup();
-
   void Push(Command command);
 
   // The progress thread.
   void Loop();
   bool RunCommands();  // true: there were some
   bool Housekeep();    // true: something was done
-  void Sleep();
   void Shutdown();
   void Post(std::unique_ptr<SendOp> op);
   void FinishSend(SendOp* op, const absl::Status& status);
@@ -132,15 +125,8 @@ class UcxTransportImpl final : public UcxTransport {
 
   const UcxTransportOptions options_;
   std::string address_;
-  int port_ = 0;
   int64_t header_bytes_max_ = 0;
-
-  ucp_context_h context_ = nullptr;
-  ucp_worker_h worker_ = nullptr;
-  ucp_listener_h listener_ = nullptr;
-  int worker_fd_ = -1;  // owned by the worker
-  int wake_fd_ = -1;
-  int epoll_fd_ = -1;
+  std::unique_ptr<UcxWorker> ucx_;
   std::thread thread_;
 
   std::array<std::atomic<MessageHandler*>, kMessageTypes> handlers_{};
@@ -170,84 +156,6 @@ class UcxTransportImpl final : public UcxTransport {
 
 // ---- opening ------------------------------------------------------------------------------------
 
-absl::Status UcxTransportImpl::OpenWorker() {
-  ucp_config_t* config = nullptr;
-  ucs_status_t status = ucp_config_read(nullptr, nullptr, &config);
-  if (status != UCS_OK) return UcxError("UCX: reading the configuration (UCX_* variables)", status);
-  ucp_params_t params{};
-  params.field_mask = UCP_PARAM_FIELD_FEATURES;
-  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  status = ucp_init(&params, config, &context_);
-  ucp_config_release(config);
-  if (status != UCS_OK) return UcxError("UCX: start; check UCX_TLS and UCX_NET_DEVICES", status);
-
-  ucp_worker_params_t worker_params{};
-  worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  // Made here, used by the progress thread: one at a time.
-  worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-  status = ucp_worker_create(context_, &worker_params, &worker_);
-  if (status != UCS_OK) return UcxError("UCX: worker; check UCX_TLS and UCX_NET_DEVICES", status);
-
-  ucp_worker_attr_t attributes{};
-  attributes.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER;
-  status = ucp_worker_query(worker_, &attributes);
-  if (status != UCS_OK) return UcxError("UCX: worker attributes", status);
-  header_bytes_max_ =
-      std::min<int64_t>(kHeaderBytesMax, static_cast<int64_t>(attributes.max_am_header) -
-                                             static_cast<int64_t>(sizeof(WirePrefix)));
-
-  ucp_am_handler_param_t handler{};
-  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
-  handler.id = kAmId;
-  handler.flags = UCP_AM_FLAG_WHOLE_MSG;
-  handler.arg = this;
-  handler.cb = [](void* self, const void* header, size_t header_length, void* data, size_t length,
-                  const ucp_am_recv_param_t* param) {
-    return static_cast<UcxTransportImpl*>(self)->OnActiveMessage(header, header_length, data,
-                                                                 length, param);
-  };
-  status = ucp_worker_set_am_recv_handler(worker_, &handler);
-  return status == UCS_OK ? absl::OkStatus() : UcxError("UCX: active message handler", status);
-}
-
-absl::Status UcxTransportImpl::OpenListener() {
-  const std::string wanted = FormatSocketAddress(options_.host, options_.port);
-  ASSIGN_OR_RETURN(const SocketAddress socket_address, ParseSocketAddress(wanted));
-  ucp_listener_params_t params{};
-  params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
-  params.sockaddr.addr = socket_address.get();
-  params.sockaddr.addrlen = socket_address.length;
-  params.conn_handler.cb = &UcxTransportImpl::OnConnection;
-  params.conn_handler.arg = this;
-  ucs_status_t status = ucp_listener_create(worker_, &params, &listener_);
-  if (status != UCS_OK)
-    return UcxError(absl::StrFormat("transport: listening at %s", wanted), status);
-  ucp_listener_attr_t attributes{};
-  attributes.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
-  status = ucp_listener_query(listener_, &attributes);
-  if (status != UCS_OK) return UcxError("transport: the listener's port", status);
-  port_ = PortOf(attributes.sockaddr);
-  address_ = FormatSocketAddress(
-      options_.advertise_host.empty() ? options_.host : options_.advertise_host, port_);
-  return absl::OkStatus();
-}
-
-absl::Status UcxTransportImpl::OpenWakeup() {
-  const ucs_status_t status = ucp_worker_get_efd(worker_, &worker_fd_);
-  if (status != UCS_OK) return UcxError("UCX: event descriptor", status);
-  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
-  epoll_event event{};
-  event.events = EPOLLIN;
-  if (wake_fd_ < 0 || epoll_fd_ < 0 ||
-      epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, worker_fd_, &event) != 0 ||
-      epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, wake_fd_, &event) != 0) {
-    return Unavailable("transport: event descriptors: %s", std::strerror(errno));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status UcxTransportImpl::Open() {
   if (options_.peers_max < 1 || options_.sends_max < 1 || options_.rendezvous_bytes < 1 ||
       options_.spin < 0) {
@@ -255,28 +163,31 @@ absl::Status UcxTransportImpl::Open() {
         "transport: peers_max %d, sends_max %d, rendezvous_bytes %d must be at least 1, spin %d 0",
         options_.peers_max, options_.sends_max, options_.rendezvous_bytes, options_.spin);
   }
-  RETURN_IF_ERROR(OpenWorker());
-  RETURN_IF_ERROR(OpenWakeup());
-  RETURN_IF_ERROR(OpenListener());
+  UcxCallbacks callbacks{};
+  callbacks.arg = this;
+  callbacks.on_connection = &UcxTransportImpl::OnConnection;
+  callbacks.on_message = [](void* self, const void* header, size_t header_length, void* data,
+                            size_t length, const ucp_am_recv_param_t* param) {
+    return static_cast<UcxTransportImpl*>(self)->OnActiveMessage(header, header_length, data,
+                                                                 length, param);
+  };
+  ASSIGN_OR_RETURN(ucx_, UcxWorker::Open(options_, kAmId, callbacks));
+  header_bytes_max_ = std::min<int64_t>(
+      kHeaderBytesMax, ucx_->header_bytes_max() - static_cast<int64_t>(sizeof(WirePrefix)));
+  address_ = FormatSocketAddress(
+      options_.advertise_host.empty() ? options_.host : options_.advertise_host, ucx_->port());
   thread_ = std::thread([this] { Loop(); });
   return absl::OkStatus();
 }
 
 UcxTransportImpl::~UcxTransportImpl() {
-  if (thread_.joinable()) {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    Push({});
-    thread_.join();
-  } else {
-    if (listener_ != nullptr) ucp_listener_destroy(listener_);
-    if (worker_ != nullptr) ucp_worker_destroy(worker_);
+  if (!thread_.joinable()) return;
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
   }
-  if (context_ != nullptr) ucp_cleanup(context_);
-  if (epoll_fd_ >= 0) close(epoll_fd_);
-  if (wake_fd_ >= 0) close(wake_fd_);
+  Push({});
+  thread_.join();
 }
 
 // ---- any thread ---------------------------------------------------------------------------------
@@ -309,9 +220,7 @@ void UcxTransportImpl::Push(Command command) {
     commands_.push_back(std::move(command));
     wake = !std::exchange(awake_, true);
   }
-  if (!wake) return;
-  const uint64_t one = 1;
-  CHECK(write(wake_fd_, &one, sizeof(one)) == sizeof(one), "eventfd: %s", std::strerror(errno));
+  if (wake) ucx_->Wake();
 }
 
 absl::StatusOr<PeerId> UcxTransportImpl::Connect(std::string_view address) {
@@ -372,22 +281,14 @@ void UcxTransportImpl::Loop() {
   while (true) {
     bool busy = RunCommands();
     if (stopping_) return Shutdown();
-    for (int i = 0; i < kProgressPerRound && ucp_worker_progress(worker_) != 0; ++i) busy = true;
+    busy |= ucx_->Progress(kProgressPerRound);
     busy |= Housekeep();
     if (busy) {
       idle = 0;
     } else if (idle++ >= options_.spin) {
-      Sleep();
+      ucx_->Sleep(kSleepMs);
     }
   }
-}
-
-void UcxTransportImpl::Sleep() {
-  const ucs_status_t status = ucp_worker_arm(worker_);
-  if (status == UCS_ERR_BUSY) return;  // events are waiting
-  if (status != UCS_OK) LogError("ucx.arm", {{"error", ucs_status_string(status)}});
-  epoll_event events[2];
-  epoll_wait(epoll_fd_, events, 2, kSleepMs);
 }
 
 bool UcxTransportImpl::RunCommands() {
@@ -395,10 +296,7 @@ bool UcxTransportImpl::RunCommands() {
   {
     std::lock_guard lock(mutex_);
     commands.swap(commands_);
-    if (std::exchange(awake_, false)) {
-      uint64_t count;
-      [[maybe_unused]] const auto n = read(wake_fd_, &count, sizeof(count));
-    }
+    if (std::exchange(awake_, false)) ucx_->ClearWake();
     stopping_ = stop_;
   }
   for (Command& command : commands) {
@@ -472,7 +370,7 @@ void UcxTransportImpl::StartConnect(PeerId id, const std::string& address) {
   params.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
   params.sockaddr.addr = socket_address.get();
   params.sockaddr.addrlen = socket_address.length;
-  const ucs_status_t status = ucp_ep_create(worker_, &params, &peer->ep);
+  const ucs_status_t status = ucp_ep_create(ucx_->worker(), &params, &peer->ep);
   if (status == UCS_OK) return Adopt(std::move(peer));
   peer->ep = nullptr;
   peers_[id] = peer;
@@ -483,7 +381,7 @@ void UcxTransportImpl::Accept(ucp_conn_request_h request) {
   if (static_cast<int64_t>(peers_.size()) >= options_.peers_max) {
     ++dropped_;
     LogWarning("ucx.peer_refused", {{"peers", peers_.size()}, {"remedy", "raise peers_max"}});
-    ucp_listener_reject(listener_, request);
+    ucp_listener_reject(ucx_->listener(), request);
     return;
   }
   auto peer = std::make_shared<Peer>();
@@ -492,7 +390,7 @@ void UcxTransportImpl::Accept(ucp_conn_request_h request) {
   ucp_ep_params_t params = EndpointParams();
   params.field_mask |= UCP_EP_PARAM_FIELD_CONN_REQUEST;
   params.conn_request = request;
-  const ucs_status_t status = ucp_ep_create(worker_, &params, &peer->ep);
+  const ucs_status_t status = ucp_ep_create(ucx_->worker(), &params, &peer->ep);
   if (status == UCS_OK) return Adopt(std::move(peer));
   ++dropped_;
   LogWarning("ucx.accept", {{"error", ucs_status_string(status)}});
@@ -661,8 +559,8 @@ ucs_status_t UcxTransportImpl::Receive(const PeerPtr& peer, Landing landing, voi
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.recv_am = &UcxTransportImpl::OnReceived;
   param.user_data = op;
-  const ucs_status_ptr_t request =
-      ucp_am_recv_data_nbx(worker_, data, landing.buffer.data(), landing.buffer.size(), &param);
+  const ucs_status_ptr_t request = ucp_am_recv_data_nbx(ucx_->worker(), data, landing.buffer.data(),
+                                                        landing.buffer.size(), &param);
   if (!UCS_PTR_IS_PTR(request)) FinishReceive(op, UCS_PTR_RAW_STATUS(request));
   return UCS_INPROGRESS;  // UCX owns the descriptor now
 }
@@ -689,8 +587,8 @@ void UcxTransportImpl::FinishReceive(ReceiveOp* op, ucs_status_t status) {
 
 void UcxTransportImpl::Shutdown() {
   for (const ucp_conn_request_h request : std::exchange(requests_, {}))
-    ucp_listener_reject(listener_, request);
-  ucp_listener_destroy(listener_);
+    ucp_listener_reject(ucx_->listener(), request);
+  ucx_->StopListening();
   while (!peers_.empty()) {
     const PeerPtr peer = peers_.begin()->second;
     peer->closed_here = true;
@@ -700,13 +598,12 @@ void UcxTransportImpl::Shutdown() {
       std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(options_.shutdown_grace);
   while ((!closing_.empty() || !sends_.empty() || !receives_.empty()) &&
          std::chrono::steady_clock::now() < deadline) {
-    if (ucp_worker_progress(worker_) == 0)
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    if (!ucx_->Progress(1)) std::this_thread::sleep_for(std::chrono::microseconds(50));
     ReapClosed();
     RunCommands();  // completions may have sent more; every peer is gone, so these fail at once
   }
   if (!closing_.empty()) LogWarning("ucx.shutdown", {{"connections_left", closing_.size()}});
-  ucp_worker_destroy(worker_);
+  ucx_->DestroyWorker();
   // Nothing can write or read any more, so what UCX never completed may be given back.
   const absl::Status cancelled = Cancelled("the transport was closed");
   while (!sends_.empty()) FinishSend(*sends_.begin(), cancelled);
