@@ -53,7 +53,7 @@ class StopFilter {
 class TextStream {
  public:
   struct Options {
-    std::vector<std::string> stops;
+    std::vector<std::string> stops{};
     bool show_special = false;  // special tokens give their names instead of nothing
   };
   static absl::StatusOr<TextStream> Create(const Tokenizer& tokenizer, Options options);

@@ -109,7 +109,7 @@ TEST(Utf8Test, CharactersOneByOne) {
   for (uint32_t code : {0u, 0x7Fu, 0x80u, 0x7FFu, 0x800u, 0xFFFFu, 0x10000u, 0x10FFFFu}) {
     std::string text;
     if (code < 0x80) {
-      text = {static_cast<char>(code)};
+      text.push_back(static_cast<char>(code));
     } else if (code < 0x800) {
       text = {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 63))};
     } else if (code < 0x10000) {
