@@ -2,14 +2,18 @@
 //   echo             listens, prints its address, answers every message with the same header and payload
 //   source ADDRESS   connects and sends 64 MiB messages without end
 //   sink             listens, prints its address, takes everything
+//   probe            listens, prints its address, answers bandwidth probes
+//   measure ADDRESS BYTES COUNT   measures against a "probe" and prints MB/s
 // Ends when standard input closes.
 
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <string_view>
 #include <thread>
 
+#include "runtime/transfer/bandwidth_probe.h"
 #include "tests/unit/transfer/ucx_recorder.h"
 
 namespace deltamesh {
@@ -46,6 +50,27 @@ void Listen(bool answer) {
   WaitForEnd();
 }
 
+void Probe() {
+  auto transport = OpenLoopback();
+  BandwidthProbe probe(transport.get(), int64_t{1} << 30);
+  std::printf("%s\n", transport->address().c_str());
+  std::fflush(stdout);
+  WaitForEnd();
+  transport.reset();
+}
+
+void Measure(std::string_view address, int64_t bytes, int count) {
+  auto transport = OpenLoopback();
+  BandwidthProbe probe(transport.get());
+  const auto result =
+      probe.Measure(*transport->Connect(address),
+                    {.payload_bytes = bytes, .payloads = count, .timeout = absl::Seconds(60)});
+  CHECK_OK(result.status());
+  std::printf("%.0f MB/s, round trip %.0f us, lanes %s\n", result->bytes_per_second / 1e6,
+              result->round_trip_seconds * 1e6, transport->lanes().c_str());
+  transport.reset();
+}
+
 void Source(std::string_view address) {
   Recorder recorder;
   auto transport = OpenLoopback();
@@ -74,5 +99,8 @@ int main(int argc, char** argv) {
   if (mode == "echo") deltamesh::Listen(true);
   if (mode == "sink") deltamesh::Listen(false);
   if (mode == "source" && argc > 2) deltamesh::Source(argv[2]);
+  if (mode == "probe") deltamesh::Probe();
+  if (mode == "measure" && argc > 4)
+    deltamesh::Measure(argv[2], std::atoll(argv[3]), std::atoi(argv[4]));
   return 0;
 }

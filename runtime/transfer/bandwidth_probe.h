@@ -1,0 +1,62 @@
+// Measures what a connection really carries, to warn when it is far below what its transport should give.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "runtime/transfer/transport.h"
+
+namespace deltamesh {
+
+struct BandwidthProbeOptions {
+  int64_t payload_bytes = 4 << 20;
+  int payloads = 16;
+  int in_flight = 4;
+  absl::Duration timeout = absl::Seconds(5);
+};
+
+struct BandwidthResult {
+  double bytes_per_second = 0;
+  double round_trip_seconds = 0;  // of an empty message, the median of five
+};
+
+// Takes kProbe messages and answers each with an empty one; both ends of a measurement need one. Payloads land
+// in scratch memory and are forgotten.
+//
+// Thread-safe; one Measure at a time. Measure blocks: never call it on the transport's thread. The transport
+// must be destroyed first.
+class BandwidthProbe final : public MessageHandler {
+ public:
+  // Payloads above `payload_bytes_max` are refused.
+  explicit BandwidthProbe(Transport* transport, int64_t payload_bytes_max = 16 << 20);
+  ~BandwidthProbe() override;
+
+  // DEADLINE_EXCEEDED when the answers do not come in time, UNAVAILABLE when the peer is lost.
+  absl::StatusOr<BandwidthResult> Measure(PeerId peer, const BandwidthProbeOptions& options = {});
+
+  absl::StatusOr<Landing> OnMessage(const Arrival& arrival) override;
+  void OnPeerLost(PeerId peer, const absl::Status& reason) override;
+
+ private:
+  absl::Status SendAndWait(PeerId peer, std::shared_ptr<std::vector<std::byte>> payload, int count,
+                           int in_flight, absl::Time deadline);
+  void Answer(PeerId peer);
+
+  Transport* const transport_;
+  const int64_t payload_bytes_max_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int answers_ = 0;       // guarded by mutex_, of the current measurement
+  PeerId peer_ = 0;       // guarded by mutex_, measured now
+  absl::Status failure_;  // guarded by mutex_
+};
+
+// Logs the result, as a warning when it is below `expected_bytes_per_second`.
+void ReportBandwidth(std::string_view peer, std::string_view lanes, const BandwidthResult& result,
+                     double expected_bytes_per_second);
+
+}  // namespace deltamesh
