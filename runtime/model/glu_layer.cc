@@ -17,10 +17,16 @@ void GluLayer(const ModelConfig& config, const GluWeights& w, const Step& step, 
                         Projection{x, config.hidden, w.up, up, inter}};
   Project(step.pool, T, both);
   step.pool.ParallelFor(T, RowGrain(32 * inter), [&](int64_t begin, int64_t end) {
-    kernels::Glu({.gate = gate + begin * inter, .up = up + begin * inter, .stride = inter,
-                  .activation = config.activation, .beta = config.act_beta,
-                  .linear_beta = config.act_linear_beta, .y = gate + begin * inter,
-                  .y_stride = inter, .rows = end - begin, .width = inter});
+    kernels::Glu({.gate = gate + begin * inter,
+                  .up = up + begin * inter,
+                  .stride = inter,
+                  .activation = config.activation,
+                  .beta = config.act_beta,
+                  .linear_beta = config.act_linear_beta,
+                  .y = gate + begin * inter,
+                  .y_stride = inter,
+                  .rows = end - begin,
+                  .width = inter});
   });
   Project(step.pool, T, gate, w.down, out);
 }

@@ -16,12 +16,12 @@ namespace {
 
 // Everything one layer needs between its projections; channels are heads * dim.
 struct KdaBuffers {
-  float* raw[3];   // [tokens, channels]: projected q, k, v
-  float* mixed[3]; // the same after convolution, SiLU and norms
-  float* decay;    // [tokens, channels]: z, then a = exp(g)
-  float* gate;     // [tokens, channels]
-  float* beta;     // [tokens, heads]
-  float* o;        // [tokens, channels]
+  float* raw[3];    // [tokens, channels]: projected q, k, v
+  float* mixed[3];  // the same after convolution, SiLU and norms
+  float* decay;     // [tokens, channels]: z, then a = exp(g)
+  float* gate;      // [tokens, channels]
+  float* beta;      // [tokens, heads]
+  float* o;         // [tokens, channels]
 };
 
 KdaBuffers TakeBuffers(const ModelConfig& c, const Step& step) {
@@ -44,11 +44,10 @@ void ProjectInputs(const ModelConfig& c, const KdaWeights& w, const Step& step, 
   float* g_low = step.workspace.Floats(T * dim);
   const Projection gate = c.full_rank_gate ? Projection{x, hidden, w.g, b.gate, width}
                                            : Projection{x, hidden, w.g_a, g_low, dim};
-  const std::array first{Projection{x, hidden, w.q, b.raw[0], width},
-                         Projection{x, hidden, w.k, b.raw[1], width},
-                         Projection{x, hidden, w.v, b.raw[2], width},
-                         Projection{x, hidden, w.f_a, f_low, dim},
-                         Projection{x, hidden, w.b, b.beta, c.kda_heads}, gate};
+  const std::array first{
+      Projection{x, hidden, w.q, b.raw[0], width},     Projection{x, hidden, w.k, b.raw[1], width},
+      Projection{x, hidden, w.v, b.raw[2], width},     Projection{x, hidden, w.f_a, f_low, dim},
+      Projection{x, hidden, w.b, b.beta, c.kda_heads}, gate};
   Project(step.pool, T, first);
   const std::array second{Projection{f_low, dim, w.f_b, b.decay, width},
                           Projection{g_low, dim, w.g_b, b.gate, width}};
@@ -63,49 +62,84 @@ void WriteStrength(const Step& step, int64_t heads, float* beta) {
   kernels::SigmoidGate({.x = ones, .gate = beta, .y = beta, .count = count});
 }
 
-// Convolution, norms, decay and recurrence of one head of one chunk: they touch only this head's
-// channels, so heads and chunks run in any order.
-void AdvanceHead(const ModelConfig& c, const KdaWeights& w, int64_t kda_index,
-                 const StepChunk& chunk, int64_t head, const KdaBuffers& b) {
-  const int64_t width = c.kda_width(), dim = c.kda_dim;
-  const int64_t row = chunk.first * width, col = row + head * dim;
-  const SlabLayer slab = chunk.state->slab_layer(kda_index);
+// From raw projections to q, k, v of one head of one chunk: convolution with SiLU, then the norms of q, k.
+void MixHead(const ModelConfig& c, const KdaWeights& w, const SlabLayer& slab,
+             const StepChunk& chunk, int64_t head, const KdaBuffers& b) {
+  const int64_t width = c.kda_width(), dim = c.kda_dim, row = chunk.first * width;
   const FloatVector* filters[3] = {&w.q_conv, &w.k_conv, &w.v_conv};
   for (int64_t i = 0; i < 3; ++i) {
-    kernels::ShortConv({.x = b.raw[i] + row, .x_stride = width,
-                        .tail = slab.conv + i * (c.conv_taps - 1) * width, .tail_stride = width,
-                        .weight = filters[i]->data(), .weight_stride = width,
-                        .y = b.mixed[i] + row, .y_stride = width,
-                        .tokens = chunk.tokens, .taps = c.conv_taps,
-                        .channel_begin = head * dim, .channel_end = (head + 1) * dim});
+    kernels::ShortConv({.x = b.raw[i] + row,
+                        .x_stride = width,
+                        .tail = slab.conv + i * (c.conv_taps - 1) * width,
+                        .tail_stride = width,
+                        .weight = filters[i]->data(),
+                        .weight_stride = width,
+                        .y = b.mixed[i] + row,
+                        .y_stride = width,
+                        .tokens = chunk.tokens,
+                        .taps = c.conv_taps,
+                        .channel_begin = head * dim,
+                        .channel_end = (head + 1) * dim});
   }
-  const float q_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));
-  kernels::L2Norm({.x = b.mixed[0] + col, .stride = width, .eps = kL2NormEps, .scale = q_scale,
-                   .rows = chunk.tokens, .dim = dim});
-  kernels::L2Norm({.x = b.mixed[1] + col, .stride = width, .eps = kL2NormEps, .scale = 1.0f,
-                   .rows = chunk.tokens, .dim = dim});
-  kernels::KdaDecay({.z = b.decay + row, .z_stride = width, .dt_bias = w.dt_bias.data(),
-                     .a_scale = w.a_scale.data(), .bounded = c.bounded_decay,
-                     .lower_bound = c.decay_lower_bound, .a = b.decay + row, .a_stride = width,
-                     .tokens = chunk.tokens, .dim = dim,
-                     .head_begin = head, .head_end = head + 1});
-  kernels::KdaAdvance({.q = b.mixed[0] + row, .k = b.mixed[1] + row, .v = b.mixed[2] + row,
-                       .a = b.decay + row, .stride = width,
-                       .beta = b.beta + chunk.first * c.kda_heads, .beta_stride = c.kda_heads,
+  const auto q_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));
+  for (int64_t i = 0; i < 2; ++i) {
+    kernels::L2Norm({.x = b.mixed[i] + row + head * dim,
+                     .stride = width,
+                     .eps = kL2NormEps,
+                     .scale = i == 0 ? q_scale : 1.0f,
+                     .rows = chunk.tokens,
+                     .dim = dim});
+  }
+}
+
+// Everything between the projections of one head of one chunk: it touches only this head's channels, so
+// heads and chunks run in any order.
+void AdvanceHead(const ModelConfig& c, const KdaWeights& w, int64_t kda_index,
+                 const StepChunk& chunk, int64_t head, const KdaBuffers& b) {
+  const int64_t width = c.kda_width(), row = chunk.first * width;
+  const SlabLayer slab = chunk.state->slab_layer(kda_index);
+  MixHead(c, w, slab, chunk, head, b);
+  kernels::KdaDecay({.z = b.decay + row,
+                     .z_stride = width,
+                     .dt_bias = w.dt_bias.data(),
+                     .a_scale = w.a_scale.data(),
+                     .bounded = c.bounded_decay,
+                     .lower_bound = c.decay_lower_bound,
+                     .a = b.decay + row,
+                     .a_stride = width,
+                     .tokens = chunk.tokens,
+                     .dim = c.kda_dim,
+                     .head_begin = head,
+                     .head_end = head + 1});
+  kernels::KdaAdvance({.q = b.mixed[0] + row,
+                       .k = b.mixed[1] + row,
+                       .v = b.mixed[2] + row,
+                       .a = b.decay + row,
+                       .stride = width,
+                       .beta = b.beta + chunk.first * c.kda_heads,
+                       .beta_stride = c.kda_heads,
                        .state = {.s = slab.s, .decay = slab.decay, .khat = slab.khat, .u = slab.u},
                        .open_rows = chunk.start % kTileTokens,
-                       .o = b.o + row, .o_stride = width, .tokens = chunk.tokens, .dim = dim,
-                       .head_begin = head, .head_end = head + 1});
+                       .o = b.o + row,
+                       .o_stride = width,
+                       .tokens = chunk.tokens,
+                       .dim = c.kda_dim,
+                       .head_begin = head,
+                       .head_end = head + 1});
 }
 
 void NormAndGate(const ModelConfig& c, const KdaWeights& w, const Step& step, const KdaBuffers& b) {
   const int64_t dim = c.kda_dim;
   step.pool.ParallelFor(step.tokens * c.kda_heads, RowGrain(16 * dim),
                         [&](int64_t begin, int64_t end) {
-    kernels::GatedNorm({.o = b.o + begin * dim, .gate = b.gate + begin * dim,
-                        .weight = w.o_norm.data(), .eps = c.rms_eps, .y = b.o + begin * dim,
-                        .rows = end - begin, .dim = dim});
-  });
+                          kernels::GatedNorm({.o = b.o + begin * dim,
+                                              .gate = b.gate + begin * dim,
+                                              .weight = w.o_norm.data(),
+                                              .eps = c.rms_eps,
+                                              .y = b.o + begin * dim,
+                                              .rows = end - begin,
+                                              .dim = dim});
+                        });
 }
 
 }  // namespace
@@ -117,8 +151,9 @@ void KdaLayer(const ModelConfig& config, const KdaWeights& w, int64_t kda_index,
   ProjectInputs(config, w, step, x, b);
   WriteStrength(step, config.kda_heads, b.beta);
   const int64_t heads = config.kda_heads;
-  const int64_t items = static_cast<int64_t>(step.chunks.size()) * heads;
-  step.pool.ParallelFor(items, 1, [&](int64_t begin, int64_t end) {
+  const auto chunks = static_cast<int64_t>(step.chunks.size());
+  const int64_t item_cost = 3 * config.kda_dim * config.kda_dim * (step.tokens / chunks);
+  step.pool.ParallelFor(chunks * heads, RowGrain(item_cost), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const StepChunk& chunk = step.chunks[static_cast<size_t>(i / heads)];
       AdvanceHead(config, w, kda_index, chunk, i % heads, b);

@@ -39,11 +39,10 @@ void ProjectInputs(const ModelConfig& c, const MlaWeights& w, const Step& step, 
   const int64_t T = step.tokens, hidden = c.hidden, q_width = c.heads * (c.nope + c.rope);
   const bool low_rank = c.q_rank > 0;
   float* q_low = low_rank ? step.workspace.Floats(T * c.q_rank) : nullptr;
-  const std::array first{
-      low_rank ? Projection{x, hidden, w.q_a, q_low, c.q_rank}
-               : Projection{x, hidden, w.q, b.q, q_width},
-      Projection{x, hidden, w.kv_a, b.kv, c.kv_rank + c.rope},
-      Projection{x, hidden, w.g, b.gate, c.heads * c.v_dim}};
+  const std::array first{low_rank ? Projection{x, hidden, w.q_a, q_low, c.q_rank}
+                                  : Projection{x, hidden, w.q, b.q, q_width},
+                         Projection{x, hidden, w.kv_a, b.kv, c.kv_rank + c.rope},
+                         Projection{x, hidden, w.g, b.gate, c.heads * c.v_dim}};
   Project(step.pool, T, std::span(first).first(c.mla_gate ? 3 : 2));
   if (!low_rank) return;
   NormRows(step.pool, T, c.q_rank, q_low, w.q_a_norm.data(), kLatentNormEps, q_low);
@@ -72,8 +71,13 @@ void WriteLatents(const ModelConfig& c, const MlaWeights& w, int64_t mla_index, 
       float* row = chunk.state->block_layer(position / kBlockTokens, mla_index) +
                    position % kBlockTokens * width;
       const float* in = kv + (chunk.first + t) * width;
-      kernels::RmsNorm({.x = in, .x_stride = width, .weight = w.kv_a_norm.data(),
-                        .eps = kLatentNormEps, .y = row, .y_stride = width, .tokens = 1,
+      kernels::RmsNorm({.x = in,
+                        .x_stride = width,
+                        .weight = w.kv_a_norm.data(),
+                        .eps = kLatentNormEps,
+                        .y = row,
+                        .y_stride = width,
+                        .tokens = 1,
                         .dim = c.kv_rank});
       std::copy_n(in + c.kv_rank, c.rope, row + c.kv_rank);
     }
@@ -102,17 +106,24 @@ void Attend(const ModelConfig& c, int64_t mla_index, const Step& step, const Mla
   step.pool.ParallelFor(step.tokens * heads, RowGrain(pair_cost), [&](int64_t begin, int64_t end) {
     for (int64_t i = 0; i < chunks; ++i) {
       const StepChunk& chunk = step.chunks[static_cast<size_t>(i)];
-      const int64_t first = chunk.first * heads;   // number of the chunk's first pair
+      const int64_t first = chunk.first * heads;  // number of the chunk's first pair
       const int64_t pair_begin = std::max(begin - first, int64_t{0});
       const int64_t pair_end = std::min(end - first, chunk.tokens * heads);
       if (pair_begin >= pair_end) continue;
       kernels::MlaAttend({.q_latent = b.q_latent + first * c.kv_rank,
-                          .q_rope = b.q + first * q_head + c.nope, .q_rope_head_stride = q_head,
-                          .q_rope_token_stride = heads * q_head, .blocks = blocks[i],
-                          .start = chunk.start, .scale = c.mla_scale(),
-                          .o = b.o_latent + first * c.kv_rank, .tokens = chunk.tokens,
-                          .heads = heads, .rank = c.kv_rank, .rope = c.rope,
-                          .pair_begin = pair_begin, .pair_end = pair_end});
+                          .q_rope = b.q + first * q_head + c.nope,
+                          .q_rope_head_stride = q_head,
+                          .q_rope_token_stride = heads * q_head,
+                          .blocks = blocks[i],
+                          .start = chunk.start,
+                          .scale = c.mla_scale(),
+                          .o = b.o_latent + first * c.kv_rank,
+                          .tokens = chunk.tokens,
+                          .heads = heads,
+                          .rank = c.kv_rank,
+                          .rope = c.rope,
+                          .pair_begin = pair_begin,
+                          .pair_end = pair_end});
     }
   });
 }

@@ -27,7 +27,7 @@ struct Model::Impl {
   bool only_experts = false;
   std::unique_ptr<Weights> weights;
   Workspace workspace;
-  std::vector<StepChunk> chunks;   // of the running call
+  std::vector<StepChunk> chunks;  // of the running call
 
   int64_t AcceptBatch(std::span<SequenceChunk> batch);
   void Embed(std::span<SequenceChunk> batch, const Step& step, float* rows) const;
@@ -96,19 +96,33 @@ absl::Status Model::Impl::Ffn(int64_t layer, ExpertBackend& experts, const Step&
   return absl::OkStatus();
 }
 
-// The head runs only over the rows that were asked for.
+// The head runs only over the rows that were asked for, all of them at once: it is the largest matrix.
 void Model::Impl::Logits(std::span<SequenceChunk> batch, const Step& step,
                          const ResidualStream& stream) const {
-  const int64_t hidden = config.hidden;
+  const int64_t hidden = config.hidden, vocab = config.vocab;
+  int64_t rows = 0, askers = 0;
+  for (const SequenceChunk& c : batch) {
+    rows += c.logits;
+    askers += c.logits > 0 ? 1 : 0;
+  }
+  if (rows == 0) return;
+  Workspace::Scope scope(step.workspace);
+  float* x = step.workspace.Floats(rows * hidden);
+  float* y = askers > 1 ? step.workspace.Floats(rows * vocab) : nullptr;
+  int64_t row = 0;
   for (size_t i = 0; i < batch.size(); ++i) {
-    const int64_t rows = batch[i].logits;
-    if (rows == 0) continue;
-    Workspace::Scope scope(step.workspace);
-    float* x = step.workspace.Floats(rows * hidden);
+    if (batch[i].logits == 0) continue;
     const int64_t end = step.chunks[i].first + step.chunks[i].tokens;
-    stream.Final(end - rows, end, x);
-    NormRows(step.pool, rows, hidden, x, weights->final_norm.data(), config.rms_eps, x);
-    Project(step.pool, rows, x, weights->lm_head, batch[i].out);
+    stream.Final(end - batch[i].logits, end, x + row * hidden);
+    row += batch[i].logits;
+    if (askers == 1) y = batch[i].out;
+  }
+  NormRows(step.pool, rows, hidden, x, weights->final_norm.data(), config.rms_eps, x);
+  Project(step.pool, rows, x, weights->lm_head, y);
+  if (askers == 1) return;
+  for (const SequenceChunk& c : batch) {
+    std::copy_n(y, c.logits * vocab, c.out);
+    y += c.logits * vocab;
   }
 }
 
@@ -119,8 +133,8 @@ absl::Status Model::Impl::Run(std::span<SequenceChunk> batch, ExpertBackend& exp
   Workspace::Scope scope(workspace);
   const Step step{chunks, rows, pool, workspace};
   float* embedding = workspace.Floats(rows * hidden);
-  float* x = workspace.Floats(rows * hidden);   // a sub-layer's input, after its norm
-  float* y = workspace.Floats(rows * hidden);   // its output
+  float* x = workspace.Floats(rows * hidden);  // a sub-layer's input, after its norm
+  float* y = workspace.Floats(rows * hidden);  // its output
   Embed(batch, step, embedding);
   ResidualStream stream(config, *weights, step, embedding);
 

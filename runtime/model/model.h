@@ -29,8 +29,8 @@ inline constexpr int64_t kForwardTokensMax = 65536;
 
 // One sequence's part of a step.
 struct SequenceChunk {
-  SequenceState* state;                 // advanced by tokens.size(); blocks must have been reserved
-  std::span<const TokenId> tokens;      // at least one, each below the vocabulary size
+  SequenceState* state;             // advanced by tokens.size(); blocks must have been reserved
+  std::span<const TokenId> tokens;  // at least one, each below the vocabulary size
   // Logits of the last `logits` tokens (0: none) go to `out` [logits, vocab].
   int64_t logits = 0;
   float* out = nullptr;
@@ -51,8 +51,8 @@ class Model {
   const ModelConfig& config() const;
   const StateLayout& state_layout() const;
   const ExpertSet& experts() const;
-  const std::string& digest() const;    // hex SHA-256, see digest.h
-  int64_t weight_bytes() const;         // resident bytes of packed weights
+  const std::string& digest() const;  // hex SHA-256, see digest.h
+  int64_t weight_bytes() const;       // resident bytes of packed weights
 
   // Advances every chunk's sequence. The batch may hold any mix of prompt chunks and single tokens, in all
   // at most kForwardTokensMax; a sequence appears at most once. Fails only as the experts fail: then the

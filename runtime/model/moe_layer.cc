@@ -18,20 +18,30 @@ void Route(const ModelConfig& c, const MoeWeights& w, const Step& step, const fl
            int32_t* ids, float* weights) {
   const int64_t experts = c.experts, top_k = c.top_k;
   step.pool.ParallelFor(step.tokens, RowGrain(32 * experts), [&](int64_t begin, int64_t end) {
-    kernels::ExpertGate({.logits = logits + begin * experts, .bias = w.bias.data(),
-                         .tokens = end - begin, .experts = experts, .top_k = top_k,
-                         .groups = c.expert_groups, .top_groups = c.top_groups,
-                         .sigmoid = c.sigmoid_scores, .renormalize = c.renormalize,
-                         .biased_weights = c.biased_router_weights, .scale = c.route_scale,
-                         .ids = ids + begin * top_k, .weights = weights + begin * top_k});
+    kernels::ExpertGate({.logits = logits + begin * experts,
+                         .bias = w.bias.data(),
+                         .tokens = end - begin,
+                         .experts = experts,
+                         .top_k = top_k,
+                         .groups = c.expert_groups,
+                         .top_groups = c.top_groups,
+                         .sigmoid = c.sigmoid_scores,
+                         .renormalize = c.renormalize,
+                         .biased_weights = c.biased_router_weights,
+                         .scale = c.route_scale,
+                         .ids = ids + begin * top_k,
+                         .weights = weights + begin * top_k});
   });
 }
 
 void CombineRows(const Step& step, int64_t top_k, int64_t width, const float* rows,
                  const float* weights, float* y) {
   step.pool.ParallelFor(step.tokens, RowGrain(top_k * width), [&](int64_t begin, int64_t end) {
-    kernels::Combine({.rows = rows + begin * top_k * width, .weights = weights + begin * top_k,
-                      .y = y + begin * width, .tokens = end - begin, .top_k = top_k,
+    kernels::Combine({.rows = rows + begin * top_k * width,
+                      .weights = weights + begin * top_k,
+                      .y = y + begin * width,
+                      .tokens = end - begin,
+                      .top_k = top_k,
                       .width = width});
   });
 }
@@ -56,9 +66,13 @@ absl::Status MoeLayer(const ModelConfig& config, const MoeWeights& w, int64_t la
   Route(config, w, step, logits, ids, weights);
 
   float* rows_out = ws.Floats(T * top_k * width);
-  ASSIGN_OR_RETURN(const uint64_t ticket,
-                   experts.Start({.layer = layer, .tokens = T, .top_k = top_k, .width = width,
-                                  .x = latent ? rows_in : x, .ids = ids, .out = rows_out}));
+  ASSIGN_OR_RETURN(const uint64_t ticket, experts.Start({.layer = layer,
+                                                         .tokens = T,
+                                                         .top_k = top_k,
+                                                         .width = width,
+                                                         .x = latent ? rows_in : x,
+                                                         .ids = ids,
+                                                         .out = rows_out}));
   float* shared = nullptr;
   if (config.shared_experts > 0) {
     shared = ws.Floats(T * hidden);

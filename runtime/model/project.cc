@@ -21,13 +21,19 @@ void Project(ThreadPool& pool, int64_t tokens, std::span<const Projection> proje
   }
   if (panels == 0) return;
   pool.ParallelFor(panels, RowGrain(work / panels), [&](int64_t begin, int64_t end) {
-    int64_t first = 0;   // number of the projection's first panel
+    int64_t first = 0;  // number of the projection's first panel
     for (const Projection& p : projections) {
       const int64_t b = std::max(begin, first) - first;
       const int64_t e = std::min(end, first + p.w.panels()) - first;
       if (b < e) {
-        kernels::Gemm({.x = p.x, .x_stride = p.x_stride, .w = p.w, .y = p.y, .y_stride = p.y_stride,
-                       .tokens = tokens, .panel_begin = b, .panel_end = e});
+        kernels::Gemm({.x = p.x,
+                       .x_stride = p.x_stride,
+                       .w = p.w,
+                       .y = p.y,
+                       .y_stride = p.y_stride,
+                       .tokens = tokens,
+                       .panel_begin = b,
+                       .panel_end = e});
       }
       first += p.w.panels();
     }

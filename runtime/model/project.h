@@ -11,10 +11,10 @@ namespace deltamesh {
 
 // y = x * W^T for all tokens of a step.
 struct Projection {
-  const float* x;      // [tokens, w.cols], x_stride floats between rows
+  const float* x;  // [tokens, w.cols], x_stride floats between rows
   int64_t x_stride;
   kernels::PackedMatrix w;
-  float* y;            // [tokens, w.rows], y_stride floats between rows
+  float* y;  // [tokens, w.rows], y_stride floats between rows
   int64_t y_stride;
 };
 

@@ -13,7 +13,8 @@ ResidualStream::ResidualStream(const ModelConfig& config, const Weights& weights
                                float* embedding)
     : config_(config), weights_(weights), step_(step), prefix_(embedding) {
   if (!attn_res()) return;
-  const int64_t entries = (config.layer_count() + config.attn_res_block - 1) / config.attn_res_block;
+  const int64_t entries =
+      (config.layer_count() + config.attn_res_block - 1) / config.attn_res_block;
   CHECK(entries < kernels::kMaxSources, "%d layers in blocks of %d make more sources than %d",
         config.layer_count(), config.attn_res_block, kernels::kMaxSources);
   entries_ = step.workspace.Take<const float*>(entries);
@@ -25,25 +26,28 @@ void ResidualStream::Mix(const FloatVector& weight, int64_t begin, int64_t end, 
   const float* sources[kernels::kMaxSources];
   for (int64_t j = 0; j < entry_count_; ++j) sources[j] = entries_[j] + begin * dim;
   sources[entry_count_] = prefix_ + begin * dim;
-  kernels::AttnRes({.sources = sources, .count = entry_count_ + 1, .weight = weight.data(),
-                    .eps = config_.rms_eps, .out = out, .tokens = end - begin, .dim = dim});
+  kernels::AttnRes({.sources = sources,
+                    .count = entry_count_ + 1,
+                    .weight = weight.data(),
+                    .eps = config_.rms_eps,
+                    .out = out,
+                    .tokens = end - begin,
+                    .dim = dim});
 }
 
 const float* ResidualStream::MixAll(const FloatVector& weight) {
   const int64_t dim = config_.hidden;
-  step_.pool.ParallelFor(step_.tokens, RowGrain(3 * (entry_count_ + 1) * dim),
-                         [&](int64_t begin, int64_t end) {
-    Mix(weight, begin, end, mixed_ + begin * dim);
-  });
+  step_.pool.ParallelFor(
+      step_.tokens, RowGrain(3 * (entry_count_ + 1) * dim),
+      [&](int64_t begin, int64_t end) { Mix(weight, begin, end, mixed_ + begin * dim); });
   return mixed_;
 }
 
 const float* ResidualStream::AttentionInput(int64_t layer) {
   if (!attn_res()) return prefix_;
   // Layer 0 has no entries yet and sees the embedding as it is.
-  const float* in = entry_count_ == 0
-                        ? prefix_
-                        : MixAll(weights_.layers[static_cast<size_t>(layer)].attn_res);
+  const float* in =
+      entry_count_ == 0 ? prefix_ : MixAll(weights_.layers[static_cast<size_t>(layer)].attn_res);
   if (layer % config_.attn_res_block == 0) {
     entries_[entry_count_++] = prefix_;
     prefix_ = step_.workspace.Floats(step_.tokens * config_.hidden);

@@ -39,10 +39,10 @@ class ResidualStream {
   const ModelConfig& config_;
   const Weights& weights_;
   const Step& step_;
-  float* prefix_;              // the running sum since the last entry
-  bool restart_ = false;       // the prefix was pushed: the next output replaces it
-  float* mixed_ = nullptr;     // attn_res only
-  const float** entries_ = nullptr;   // [entry_count_] block entries, the embedding first
+  float* prefix_;                    // the running sum since the last entry
+  bool restart_ = false;             // the prefix was pushed: the next output replaces it
+  float* mixed_ = nullptr;           // attn_res only
+  const float** entries_ = nullptr;  // [entry_count_] block entries, the embedding first
   int64_t entry_count_ = 0;
 };
 

@@ -10,8 +10,14 @@ namespace deltamesh {
 void NormRows(ThreadPool& pool, int64_t rows, int64_t dim, const float* x, const float* weight,
               float eps, float* y) {
   pool.ParallelFor(rows, RowGrain(2 * dim), [&](int64_t begin, int64_t end) {
-    kernels::RmsNorm({.x = x + begin * dim, .x_stride = dim, .weight = weight, .eps = eps,
-                      .y = y + begin * dim, .y_stride = dim, .tokens = end - begin, .dim = dim});
+    kernels::RmsNorm({.x = x + begin * dim,
+                      .x_stride = dim,
+                      .weight = weight,
+                      .eps = eps,
+                      .y = y + begin * dim,
+                      .y_stride = dim,
+                      .tokens = end - begin,
+                      .dim = dim});
   });
 }
 
@@ -23,7 +29,9 @@ void AddRows(ThreadPool& pool, int64_t rows, int64_t dim, const float* x, float*
 
 void GateRows(ThreadPool& pool, int64_t rows, int64_t dim, float* x, const float* gate) {
   pool.ParallelFor(rows, RowGrain(16 * dim), [&](int64_t begin, int64_t end) {
-    kernels::SigmoidGate({.x = x + begin * dim, .gate = gate + begin * dim, .y = x + begin * dim,
+    kernels::SigmoidGate({.x = x + begin * dim,
+                          .gate = gate + begin * dim,
+                          .y = x + begin * dim,
                           .count = (end - begin) * dim});
   });
 }

@@ -20,8 +20,8 @@ struct StepChunk {
 };
 
 struct Step {
-  std::span<const StepChunk> chunks;   // rows ascending, without gaps
-  int64_t tokens;                      // rows in all, at least one
+  std::span<const StepChunk> chunks;  // rows ascending, without gaps
+  int64_t tokens;                     // rows in all, at least one
   ThreadPool& pool;
   Workspace& workspace;
 };

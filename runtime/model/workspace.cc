@@ -13,12 +13,12 @@ constexpr int64_t kSegmentBytesMin = int64_t{1} << 20;
 }  // namespace
 
 void Workspace::Free::operator()(std::byte* p) const {
-  ::operator delete(p, std::align_val_t{kAlign});
+  ::operator delete (p, std::align_val_t{kAlign});
 }
 
 Workspace::Segment Workspace::Allocate(int64_t bytes) {
   auto* p = static_cast<std::byte*>(
-      ::operator new(static_cast<size_t>(bytes), std::align_val_t{kAlign}));
+      ::operator new (static_cast<size_t>(bytes), std::align_val_t{kAlign}));
   return {std::unique_ptr<std::byte, Free>(p), bytes};
 }
 
@@ -41,17 +41,19 @@ void* Workspace::TakeBytes(int64_t bytes) {
   }
   void* p = segments_[segment_].data.get() + used_;
   used_ += bytes;
+  in_use_ += bytes;
+  peak_ = std::max(peak_, in_use_);
   return p;
 }
 
-void Workspace::Release(size_t segment, int64_t used) {
+void Workspace::Release(size_t segment, int64_t used, int64_t in_use) {
   segment_ = segment;
   used_ = used;
+  in_use_ = in_use;
   if (--open_scopes_ > 0 || segments_.size() < 2) return;
-  // Nothing is in use: one segment of the same size serves the next step without gaps.
-  const int64_t total = bytes();
+  // Nothing is in use: one segment of the largest step's size serves the next one without gaps.
   segments_.clear();
-  segments_.push_back(Allocate(total));
+  segments_.push_back(Allocate(peak_));
 }
 
 }  // namespace deltamesh

@@ -33,10 +33,13 @@ class Workspace {
   class Scope {
    public:
     explicit Scope(Workspace& workspace)
-        : workspace_(workspace), segment_(workspace.segment_), used_(workspace.used_) {
+        : workspace_(workspace),
+          segment_(workspace.segment_),
+          used_(workspace.used_),
+          in_use_(workspace.in_use_) {
       ++workspace_.open_scopes_;
     }
-    ~Scope() { workspace_.Release(segment_, used_); }
+    ~Scope() { workspace_.Release(segment_, used_, in_use_); }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
@@ -44,6 +47,7 @@ class Workspace {
     Workspace& workspace_;
     size_t segment_;
     int64_t used_;
+    int64_t in_use_;
   };
 
  private:
@@ -56,11 +60,13 @@ class Workspace {
   };
   static Segment Allocate(int64_t bytes);
   void* TakeBytes(int64_t bytes);
-  void Release(size_t segment, int64_t used);
+  void Release(size_t segment, int64_t used, int64_t in_use);
 
   std::vector<Segment> segments_;
-  size_t segment_ = 0;     // the one Take() bumps; those behind it are full, those ahead are free
-  int64_t used_ = 0;       // bytes taken from it
+  size_t segment_ = 0;  // the one Take() bumps; those behind it are full, those ahead are free
+  int64_t used_ = 0;    // bytes taken from it
+  int64_t in_use_ = 0;  // bytes handed out
+  int64_t peak_ = 0;    // the most that ever were
   int64_t open_scopes_ = 0;
 };
 
