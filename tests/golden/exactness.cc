@@ -12,7 +12,8 @@ namespace {
 int64_t Length(const Truth& truth) { return static_cast<int64_t>(truth.tokens.size()); }
 
 std::string Describe(const char* clause, const Truth& truth, const Sizes& sizes) {
-  std::string text = std::string(clause) + ", " + std::to_string(truth.tokens.size()) + " tokens as";
+  std::string text =
+      std::string(clause) + ", " + std::to_string(truth.tokens.size()) + " tokens as";
   for (const int64_t s : sizes) text += " " + std::to_string(s);
   return text;
 }
@@ -28,7 +29,7 @@ void ExpectFeed(ModelRunner& runner, const Truth& truth, const Sizes& sizes, con
 // A sequence that shares steps with the one under test, always moving on.
 struct Companion {
   std::unique_ptr<SequenceState> state;
-  Tokens tokens;   // of the next chunk
+  Tokens tokens;  // of the next chunk
   std::vector<float> logits;
 };
 

@@ -11,8 +11,8 @@ namespace deltamesh {
 // What one call with one thread gives.
 struct Truth {
   Tokens tokens;
-  std::vector<float> logits;   // [tokens, vocab]
-  std::vector<float> state;    // StateFloats after the last token
+  std::vector<float> logits;  // [tokens, vocab]
+  std::vector<float> state;   // StateFloats after the last token
 };
 Truth TruthOf(ModelRunner& runner, const Tokens& tokens);
 

@@ -8,7 +8,7 @@
 namespace deltamesh {
 namespace {
 
-constexpr int64_t kLong = 200;   // crosses three block boundaries and twelve tile boundaries
+constexpr int64_t kLong = 200;  // crosses three block boundaries and twelve tile boundaries
 
 class Exactness : public testing::TestWithParam<std::string> {
  protected:
@@ -50,6 +50,19 @@ TEST_P(Exactness, OnlyTheLogitsAskedFor) { ExpectFewerLogitsAreTheSame(runner_, 
 
 TEST_P(Exactness, LengthsAroundBoundaries) {
   ExpectExactness(runner_, {1, 2, 15, 16, 17, 31, 63, 64, 65, 129}, 7);
+}
+
+// Every length up to 200, each in a split of its own.
+TEST_P(Exactness, EveryLength) {
+  const Truth truth = LongTruth();
+  std::mt19937 random(9);
+  for (int64_t length = 1; length <= kLong; ++length) {
+    const auto state = runner_.NewState(length);
+    const Sizes sizes = RandomSizes(random, length, 1 + static_cast<int64_t>(random() % 80));
+    const std::vector<float> logits =
+        runner_.Feed(*state, std::span(truth.tokens).first(static_cast<size_t>(length)), sizes);
+    EXPECT_TRUE(SameBits(logits, std::span(truth.logits).first(logits.size()))) << length;
+  }
 }
 
 // A prefix is a prefix: the state of a longer sequence's beginning is the shorter sequence's state.

@@ -79,7 +79,7 @@ std::string Disagreement(const Checksums& want, const Checksums& got, double err
   if (want.n != got.n) return absl::StrFormat("%d values, not %d", got.n, want.n);
   const auto n = static_cast<double>(want.n);
   const auto off = [](const char* name, double w, double g, double bound) {
-    return std::abs(g - w) <= bound   // false for NaN too
+    return std::abs(g - w) <= bound  // false for NaN too
                ? std::string()
                : absl::StrFormat("%s is %.9g, not %.9g (bound %.2g); ", name, g, w, bound);
   };

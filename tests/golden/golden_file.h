@@ -23,10 +23,10 @@ Checksums ChecksumsOf(std::span<const float> values);
 std::string Disagreement(const Checksums& want, const Checksums& got, double error);
 
 struct GoldenTensor {
-  std::string name;        // "S", "conv", "latent" or "k_rope"
+  std::string name;  // "S", "conv", "latent" or "k_rope"
   int64_t layer;
   Checksums checks;
-  std::vector<float> values;   // empty when only the checksums were stored
+  std::vector<float> values;  // empty when only the checksums were stored
 };
 
 struct GoldenPosition {
@@ -38,7 +38,7 @@ struct GoldenPosition {
 struct GoldenPrompt {
   Tokens tokens;
   bool wide_margin;
-  Tokens argmax;                      // per position
+  Tokens argmax;  // per position
   std::vector<GoldenPosition> positions;
   Checksums logits_checks;
   std::vector<GoldenTensor> state;
@@ -46,7 +46,7 @@ struct GoldenPrompt {
 
 struct GoldenGreedy {
   Tokens prompt, tokens;
-  std::vector<float> last_logits;     // after the last token was fed too
+  std::vector<float> last_logits;  // after the last token was fed too
 };
 
 struct GoldenFile {

@@ -19,8 +19,8 @@ constexpr double kElementError = 1e-4;
 
 class Golden : public testing::TestWithParam<std::string> {
  protected:
-  Golden() : golden_(GoldenFile::Load(GoldenFolder(GetParam()))),
-             runner_(GoldenFolder(GetParam()), 2) {}
+  Golden()
+      : golden_(GoldenFile::Load(GoldenFolder(GetParam()))), runner_(GoldenFolder(GetParam()), 2) {}
 
   std::span<const float> Row(const std::vector<float>& logits, int64_t position) const {
     const auto vocab = static_cast<size_t>(runner_.vocab());

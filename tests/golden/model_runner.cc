@@ -31,6 +31,13 @@ std::shared_ptr<Model> LoadModel(const std::string& folder) {
 
 }  // namespace
 
+absl::StatusOr<uint64_t> RecordingExperts::Start(const ExpertBatch& batch) {
+  for (int64_t i = 0; i < batch.tokens * batch.top_k; ++i) {
+    visited_.insert({batch.layer, batch.ids[i]});
+  }
+  return local_.Start(batch);
+}
+
 ModelRunner::ModelRunner(const std::string& folder, int threads)
     : model_(LoadModel(folder)),
       pool_(threads),

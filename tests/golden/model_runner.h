@@ -5,8 +5,10 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/thread_pool.h"
@@ -19,6 +21,20 @@ namespace deltamesh {
 using Tokens = std::vector<TokenId>;
 using Sizes = std::vector<int64_t>;
 
+// Experts in process that remember whom they were asked for.
+class RecordingExperts final : public ExpertBackend {
+ public:
+  RecordingExperts(const ExpertSet* set, ThreadPool* pool) : local_(set, pool) {}
+  absl::StatusOr<uint64_t> Start(const ExpertBatch& batch) override;
+  absl::Status Finish(uint64_t ticket) override { return local_.Finish(ticket); }
+
+  bool Visited(int64_t layer, int64_t expert) const { return visited_.contains({layer, expert}); }
+
+ private:
+  LocalExperts local_;
+  std::set<std::pair<int64_t, int64_t>> visited_;
+};
+
 // Failures of loading or of a forward pass stop the test program with their message.
 class ModelRunner {
  public:
@@ -29,14 +45,15 @@ class ModelRunner {
   Model& model() { return *model_; }
   const ModelConfig& config() const { return model_->config(); }
   int64_t vocab() const { return config().vocab; }
-  ThreadPool& pool() { return pool_; }
+  const RecordingExperts& experts() const { return experts_; }
 
   // An empty sequence with room for `tokens`.
   std::unique_ptr<SequenceState> NewState(int64_t tokens) const;
 
   void Forward(std::span<SequenceChunk> batch);
   // Feeds tokens in calls of `sizes`; returns the logits of every position, [tokens, vocab].
-  std::vector<float> Feed(SequenceState& state, std::span<const TokenId> tokens, const Sizes& sizes);
+  std::vector<float> Feed(SequenceState& state, std::span<const TokenId> tokens,
+                          const Sizes& sizes);
   std::vector<float> FeedAll(SequenceState& state, std::span<const TokenId> tokens) {
     return Feed(state, tokens, {static_cast<int64_t>(tokens.size())});
   }
@@ -44,7 +61,7 @@ class ModelRunner {
  private:
   std::shared_ptr<Model> model_;
   ThreadPool pool_;
-  LocalExperts experts_;
+  RecordingExperts experts_;
   StatePools pools_;
 };
 

@@ -19,51 +19,89 @@ struct Shape {
   const char* name;
   const char* family;
   int seed;
-  const char* flags;      // of make-tiny
-  Sizes lengths;          // for the exactness law
+  const char* flags;                      // of make-tiny
+  Sizes lengths;                          // for the exactness law
+  std::string feed = "chunks:5,60,1,17";  // of the run that is compared with the oracle
+  int64_t tokens = 83;
 };
 
 void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
 
 const Shape kShapes[] = {
-    {"k3_one_expert_long_blocks", "kimi_k3", 11,
-     "--kda-heads 1 --topk 1 --layers 9 --block 4 --full 4,8,9", {1, 16, 33, 65}},
-    {"k3_real_head_width", "kimi_k3", 12, "--kda-heads 2 --kda-dim 128 --kv-lora 64 --rope 16",
+    {"k3_one_expert_long_blocks",
+     "kimi_k3",
+     11,
+     "--kda-heads 1 --topk 1 --layers 9 --block 4 --full 4,8,9",
+     {1, 16, 33, 65}},
+    {"k3_real_head_width",
+     "kimi_k3",
+     12,
+     "--kda-heads 2 --kda-dim 128 --kv-lora 64 --rope 16",
      {17, 66}},
-    {"k3_every_expert_direct_query", "kimi_k3", 13,
+    {"k3_every_expert_direct_query",
+     "kimi_k3",
+     13,
      "--topk 6 --experts 6 --q-lora 0 --block 1 --shared 1 --kda-heads 5 --kda-dim 16",
      {15, 64, 67}},
-    {"k3_odd_widths", "kimi_k3", 14,
+    {"k3_odd_widths",
+     "kimi_k3",
+     14,
      "--hidden 75 --heads 3 --nope 13 --rope 5 --vdim 11 --q-lora 19 --kv-lora 35 --dense-inter 61 "
      "--kda-heads 2 --kda-dim 33 --block 3",
      {1, 31, 65}},
-    {"linear_odd_widths_every_expert", "kimi_linear", 15,
-     "--hidden 50 --heads 3 --nope 7 --rope 5 --vdim 9 --kv-lora 37 --moe-inter 19 --dense-inter 35 "
+    {"linear_odd_widths_every_expert",
+     "kimi_linear",
+     15,
+     "--hidden 50 --heads 3 --nope 7 --rope 5 --vdim 9 --kv-lora 37 --moe-inter 19 --dense-inter "
+     "35 "
      "--kda-heads 1 --kda-dim 37 --experts 5 --topk 5",
      {2, 47, 65}},
-    {"linear_five_heads_one_expert", "kimi_linear", 16,
+    {"linear_five_heads_one_expert",
+     "kimi_linear",
+     16,
      "--kda-heads 5 --kda-dim 32 --topk 1 --experts 7 --layers 9 --full 1,4,9 --shared 2",
      {16, 63, 66}},
-    {"linear_real_head_width", "kimi_linear", 17,
-     "--kda-heads 2 --kda-dim 128 --layers 3 --full 2 --rope 64 --nope 128 --vdim 128 --heads 2 --kv-lora 96",
+    {"linear_real_head_width",
+     "kimi_linear",
+     17,
+     "--kda-heads 2 --kda-dim 128 --layers 3 --full 2 --rope 64 --nope 128 --vdim 128 --heads 2 "
+     "--kv-lora 96",
      {18, 64}},
+    {"linear_beyond_a_span",
+     "kimi_linear",
+     18,
+     "--kda-heads 1 --kda-dim 32 --layers 3 --full 1,3",
+     {530},
+     "chunks:511,2,9,55",
+     577},
+    {"k3_beyond_a_span",
+     "kimi_k3",
+     19,
+     "--kda-heads 1 --kda-dim 32 --layers 3 --full 2,3",
+     {513},
+     "chunks:60,460,5,1",
+     526},
 };
 
 std::string Join(const Tokens& tokens) {
   std::string text;
-  for (const TokenId t : tokens) text += (text.empty() ? "" : ",") + std::to_string(t);
+  for (const TokenId t : tokens) {
+    if (!text.empty()) text += ',';
+    text += std::to_string(t);
+  }
   return text;
 }
 
 class Shapes : public testing::TestWithParam<Shape> {
  protected:
-  Shapes() : scratch_(std::string("shape-") + GetParam().name), folder_(scratch_.path() + "/model") {
+  Shapes()
+      : scratch_(std::string("shape-") + GetParam().name), folder_(scratch_.path() + "/model") {
     const Shape& s = GetParam();
     int status = 0;
     const std::string output =
-        RunCommand(std::string(kPython) + " " + kOracle + " make-tiny --family " + s.family + " --seed " +
-                std::to_string(s.seed) + " --out " + folder_ + " " + s.flags,
-            &status);
+        RunCommand(std::string(kPython) + " " + kOracle + " make-tiny --family " + s.family +
+                       " --seed " + std::to_string(s.seed) + " --out " + folder_ + " " + s.flags,
+                   &status);
     EXPECT_EQ(status, 0) << output;
   }
 
@@ -77,17 +115,18 @@ TEST_P(Shapes, AgreesWithTheOracleAndWithItself) {
   std::mt19937 random(static_cast<uint32_t>(shape.seed));
   LogitsOptions options;
   options.model = folder_;
-  options.tokens = RandomTokens(random, 83, runner.vocab());
-  options.feed = "chunks:5,60,1,17";
+  options.tokens = RandomTokens(random, shape.tokens, runner.vocab());
+  options.feed = shape.feed;
   options.out = scratch_.path() + "/logits.npy";
   options.states = true;
   options.threads = 2;
   const absl::Status status = RunLogits(options);
   ASSERT_TRUE(status.ok()) << status;
   int exit = 0;
-  const std::string output = RunCommand(std::string(kPython) + " " + kCheck + " compare " + folder_ + " " +
-                                     options.out + " --tokens " + Join(options.tokens),
-                                 &exit);
+  const std::string output =
+      RunCommand(std::string(kPython) + " " + kCheck + " compare " + folder_ + " " + options.out +
+                     " --tokens " + Join(options.tokens),
+                 &exit);
   std::printf("%-32s %s", shape.name, output.c_str());
   EXPECT_EQ(exit, 0) << output;
   ExpectExactness(runner, shape.lengths, static_cast<uint32_t>(shape.seed));
