@@ -58,11 +58,12 @@ HWY_INLINE void ForVectors(int64_t begin, int64_t end, const Body& body) {
   if (i < end) body(i, end - i);
 }
 
-// 16 running sums.
+// 16 running sums, +0 at first. (The constructor is written out because an implicit one would be compiled
+// without this target's instructions.)
 struct Lanes {
   VF v[kLaneVectors];
 
-  HWY_INLINE void Clear() {
+  HWY_INLINE Lanes() {
     for (int j = 0; j < kLaneVectors; ++j) v[j] = hn::Zero(DF());
   }
   // lane l takes a[l] * b[l].

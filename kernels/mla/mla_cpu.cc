@@ -86,9 +86,6 @@ template <bool kAhead, int kPairs>
 HWY_INLINE void ScoreTile(const Dims& dims, const Group& group, int64_t pair,
                           const float* const* rows, int64_t s, Scratch& scratch) {
   Lanes lanes[kPairs][kScorePositions];
-  for (auto& of_pair : lanes) {
-    for (Lanes& l : of_pair) l.Clear();
-  }
   const int64_t ahead = kScorePositions * dims.width;
   ScorePart<kAhead>(lanes, group.latent + pair, rows, 0, dims.rank, ahead);
   ScorePart<kAhead>(lanes, group.rope + pair, rows, dims.rank, dims.rope, ahead);
@@ -130,7 +127,6 @@ HWY_INLINE float SoftmaxBlock(float* e, int64_t count, bool first, Running& span
   float m = hn::GetLane(hn::MaxOfLanes(d, most));
   if (!first && span.m > m) m = span.m;
   Lanes sums;
-  sums.Clear();
   for (int64_t s = 0; s < kBlock; s += kLanes) {
     VF x[kLaneVectors];
     for (int j = 0; j < kLaneVectors; ++j) {

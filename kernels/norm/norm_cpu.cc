@@ -17,7 +17,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 HWY_INLINE float SumOfSquares(const float* x, int64_t dim) {
   Lanes lanes;
-  lanes.Clear();
   LaneDot(x, x, dim, lanes);
   return Reduce(lanes);
 }

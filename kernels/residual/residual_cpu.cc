@@ -17,8 +17,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 HWY_INLINE float Score(const AttnResParams& p, const float* v) {
   Lanes dots, squares;
-  dots.Clear();
-  squares.Clear();
   LaneDot(v, p.weight, p.dim, dots);
   LaneDot(v, v, p.dim, squares);
   const float mean = Reduce(squares) / static_cast<float>(p.dim);
