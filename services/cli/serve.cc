@@ -211,7 +211,12 @@ void Serve::ShowProgress(Member& member) {
 }
 
 absl::Status Serve::AwaitReady() {
-  for (Member& member : members_) {
+  // The router is ready when its workers are: it comes last.
+  std::vector<Member*> order;
+  for (size_t i = 1; i < members_.size(); ++i) order.push_back(&members_[i]);
+  order.push_back(&members_.front());
+  for (Member* next : order) {
+    Member& member = *next;
     RETURN_IF_ERROR(AwaitPorts(member));
     while (!IsServing(member.ports["grpc"])) {
       if (absl::Now() - begin_ > absl::Seconds(options_.ready_seconds)) {

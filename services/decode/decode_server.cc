@@ -46,6 +46,7 @@ absl::StatusOr<int> Serve(AttentionFlags flags, const SignalWaiter& signals) {
 
   WorkerHost::Role role;
   role.core = core.get();
+  role.transport = &worker->transport();
   role.ready = [&] { return worker->ExpertsReady(); };
   role.metrics = [&] { return worker->Metrics(); };
   const int code = host->Run(role);

@@ -41,11 +41,10 @@ absl::StatusOr<std::vector<int32_t>> HostedExperts(const ExpertFlags& flags,
   return experts;
 }
 
-std::vector<MetricSample> ExpertMetrics(const ExpertServer& server, const Transport& transport,
-                                        const Model& model, size_t experts) {
+std::vector<MetricSample> ExpertMetrics(const ExpertServer& server, const Model& model,
+                                        size_t experts) {
   const ExpertServerStats s = server.stats();
   MetricList list;
-  list.TransportUse(transport);
   list.Gauge("model_weight_bytes", "Resident bytes of packed weights.", model.weight_bytes());
   list.Gauge("experts_hosted", "Experts held here, in every MoE layer.", experts);
   list.Counter("expert_calls_total", "Calls answered with rows.", s.calls);
@@ -104,12 +103,12 @@ absl::StatusOr<int> Serve(ExpertFlags flags, const SignalWaiter& signals) {
   lines.emplace_back("landing-bytes", std::to_string(flags.landing_bytes));
   lines.emplace_back("queue", std::to_string(flags.queue));
   lines.emplace_back("weights resident", absl::StrFormat("%d MiB", model->weight_bytes() >> 20));
-  lines.emplace_back("transport lanes", transport->lanes());
   PrintConfiguration("deltamesh expert", lines);
 
   WorkerHost::Role role;
   role.core = &core;
-  role.metrics = [&] { return ExpertMetrics(server, *transport, *model, experts.size()); };
+  role.transport = transport.get();
+  role.metrics = [&] { return ExpertMetrics(server, *model, experts.size()); };
   const int code = host->Run(role);
   server.Stop();      // it uses the transport,
   transport.reset();  // which calls it

@@ -124,7 +124,6 @@ absl::Status AttentionWorker::ExpertsReady() const {
 
 std::vector<MetricSample> AttentionWorker::Metrics() const {
   MetricList list;
-  if (transport_ != nullptr) list.TransportUse(*transport_);
   list.Gauge("model_weight_bytes", "Resident bytes of packed weights.", model_->weight_bytes());
   if (remote_ == nullptr) return list.Take();
   const RemoteExpertsStats stats = remote_->stats();
@@ -160,7 +159,6 @@ std::vector<std::pair<std::string, std::string>> AttentionWorker::Describe() con
   out.emplace_back("weights resident", mib(model_->weight_bytes()));
   out.emplace_back("slab pool", mib(layout.slab_bytes() * e.slabs) + " reserved");
   out.emplace_back("latent block pool", mib(layout.block_bytes() * e.latent_blocks) + " reserved");
-  if (transport_ != nullptr) out.emplace_back("transport lanes", transport_->lanes());
   return out;
 }
 

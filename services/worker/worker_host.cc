@@ -10,6 +10,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "services/worker/metric_list.h"
 
 namespace deltamesh {
 
@@ -101,6 +102,8 @@ int WorkerHost::Run(const Role& role) {
   progress_ns_ = absl::ToUnixNanos(clock_->Now());
   loop_ = std::thread([this] { Loop(); });
   links_->Start();
+  LogInfo("worker.up",
+          {{"name", options_.flags.name}, {"grpc", grpc_address()}, {"http", http_address()}});
   if (!options_.flags.ports_file.empty()) {
     const absl::Status written = WriteKeyValues(
         options_.flags.ports_file, {{"grpc", grpc_address()}, {"http", http_address()}});
@@ -151,6 +154,7 @@ void WorkerHost::Serve() {
       LogInfo(serving ? "worker.ready" : "worker.not_ready", {});
     }
     RepeatHeartbeats();
+    LogLanes();
   }
   LogWarning("worker.drain_ended", {{"seconds", options_.flags.drain_seconds}});
 }
@@ -221,35 +225,52 @@ void WorkerHost::PublishMetrics() {
   samples_ = std::move(samples);
 }
 
+// The selection is known once something is connected, and may change with the next peer.
+void WorkerHost::LogLanes() {
+  if (role_.transport == nullptr) return;
+  std::string lanes = role_.transport->lanes();
+  if (lanes == lanes_) return;
+  LogInfo("transport.lanes", {{"kind", role_.transport->kind()}, {"lanes", lanes}});
+  lanes_ = std::move(lanes);
+}
+
 void WorkerHost::RefreshSeries() {
   if (loading_) return;
-  std::vector<MetricSample> samples;
+  MetricList around;
+  if (role_.transport != nullptr) around.TransportUse(*role_.transport);
+  std::vector<MetricSample> samples = around.Take();
   {
     absl::MutexLock lock(&mu_);
-    samples = samples_;
+    samples.insert(samples.end(), samples_.begin(), samples_.end());
   }
   if (role_.metrics) {
     for (MetricSample& sample : role_.metrics()) samples.push_back(std::move(sample));
   }
   absl::MutexLock lock(&series_mu_);
+  std::map<std::string, prometheus::Gauge*> gauges;
   for (const MetricSample& sample : samples) {
     const std::string name = "deltamesh_" + sample.name;
     const MetricLabels labels(sample.labels.begin(), sample.labels.end());
-    if (sample.kind == MetricSample::Kind::kGauge) {
-      metrics_->Gauge(name, sample.help, labels).Set(sample.value);
-      continue;
-    }
     std::string key = name;
     for (const auto& [label, value] : labels) key += '\0' + label + '\0' + value;
+    if (sample.kind == MetricSample::Kind::kGauge) {
+      prometheus::Gauge& gauge = metrics_->Gauge(name, sample.help, labels);
+      gauge.Set(sample.value);
+      gauges[std::move(key)] = &gauge;
+      continue;
+    }
     auto it = followers_.find(key);
     if (it == followers_.end()) {
-      it = followers_
-               .emplace(std::move(key),
-                        CounterFollower(metrics_->Counter(name, sample.help, labels)))
-               .first;
+      CounterFollower follower(metrics_->Counter(name, sample.help, labels));
+      it = followers_.emplace(std::move(key), follower).first;
     }
     it->second.Set(sample.value);
   }
+  // A series that is no longer reported (other lanes, say) must not keep its last value.
+  for (const auto& [key, gauge] : gauges_) {
+    if (!gauges.contains(key)) gauge->Set(0);
+  }
+  gauges_ = std::move(gauges);
 }
 
 }  // namespace deltamesh

@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "runtime/base/clock.h"
+#include "runtime/transfer/transport.h"
 #include "services/common/flags.h"
 #include "services/common/grpc_server.h"
 #include "services/common/http_ops.h"
@@ -63,6 +64,8 @@ class WorkerHost {
     std::function<absl::Status()> ready;
     // Samples of what is around the core. Thread-safe; may be null.
     std::function<std::vector<MetricSample>()> metrics;
+    // Its use is exported, and the lanes it selects are logged. May be null.
+    const Transport* transport = nullptr;
   };
   // Dials the routers and serves until SIGINT or SIGTERM, then drains: refuses new work, waits for the
   // running up to the flag's seconds, stops. Returns the exit code.
@@ -80,6 +83,7 @@ class WorkerHost {
   void PublishMetrics();
   void RepeatHeartbeats();
   void RefreshSeries();
+  void LogLanes();
   absl::Status Ready() const;
   void Serve();
 
@@ -109,7 +113,9 @@ class WorkerHost {
   // Series kept in step with samples; touched by expositions only, one at a time.
   absl::Mutex series_mu_;
   std::map<std::string, CounterFollower> followers_ ABSL_GUARDED_BY(series_mu_);
+  std::map<std::string, prometheus::Gauge*> gauges_ ABSL_GUARDED_BY(series_mu_);  // last exposed
   prometheus::Histogram* step_seconds_ = nullptr;
+  std::string lanes_;  // as last logged
 };
 
 }  // namespace deltamesh
