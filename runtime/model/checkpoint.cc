@@ -29,7 +29,7 @@ bool IsImageTensor(std::string_view name) {
 // Stored name -> file, as the index has it.
 absl::StatusOr<WeightMap> ReadIndex(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path, kIndexBytesMax));
-  ASSIGN_OR_RETURN(const json parsed, ParseJson(text, path));
+  ASSIGN_OR_RETURN(const json parsed, ParseStrictJson(text, path));
   JsonReader reader(parsed, path, "");
   const json& entries = reader.Object("weight_map");
   RETURN_IF_ERROR(reader.status());
@@ -153,7 +153,7 @@ bool HasRandomWeights(const std::string& folder) {
   const std::string path = absl::StrFormat("%s/%s", folder, kMarkerFile);
   const absl::StatusOr<std::string> text = ReadWholeFile(path, kMarkerBytesMax);
   if (!text.ok()) return false;
-  const absl::StatusOr<json> parsed = ParseJson(*text, path);
+  const absl::StatusOr<json> parsed = ParseStrictJson(*text, path);
   return parsed.ok() && JsonReader(*parsed, path, "").BoolOr("random_weights", false);
 }
 

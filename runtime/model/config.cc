@@ -259,7 +259,7 @@ absl::StatusOr<ModelConfig> FromJson(const json& top_json, const std::string& wh
 
 absl::Status AddGenerationConfig(const std::string& path, ModelConfig& c) {
   ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path, kConfigBytesMax));
-  ASSIGN_OR_RETURN(const json parsed, ParseJson(text, path));
+  ASSIGN_OR_RETURN(const json parsed, ParseStrictJson(text, path));
   JsonReader reader(parsed, path, "");
   std::set<TokenId> eos(c.eos_ids.begin(), c.eos_ids.end());
   AddIds(reader, "eos_token_id", c.vocab, eos);
@@ -296,7 +296,7 @@ StateLayout ModelConfig::ToStateLayout() const {
 }
 
 absl::StatusOr<ModelConfig> ModelConfig::Parse(std::string_view json_text, std::string_view where) {
-  ASSIGN_OR_RETURN(const json parsed, ParseJson(json_text, where));
+  ASSIGN_OR_RETURN(const json parsed, ParseStrictJson(json_text, where));
   return FromJson(parsed, std::string(where));
 }
 

@@ -44,7 +44,7 @@ class Hasher {
 absl::Status AddFiles(const std::string& folder, Hasher& hasher) {
   const std::string config = folder + "/config.json";
   ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(config, kTextBytesMax));
-  ASSIGN_OR_RETURN(const nlohmann::json parsed, ParseJson(text, config));
+  ASSIGN_OR_RETURN(const nlohmann::json parsed, ParseStrictJson(text, config));
   hasher.Add("config.json");
   hasher.Add(parsed.dump());  // objects are kept sorted by key
   for (const std::string_view name : kTokenizerFiles) {

@@ -44,7 +44,7 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t bytes
   return text;
 }
 
-absl::StatusOr<json> ParseJson(std::string_view text, std::string_view where) {
+absl::StatusOr<json> ParseStrictJson(std::string_view text, std::string_view where) {
   std::vector<std::set<std::string>> keys;
   std::string twice;
   const auto watch = [&](int, json::parse_event_t event, json& parsed) {

@@ -18,7 +18,7 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t bytes
 
 // Parses one JSON value; refuses bad UTF-8 and keys that occur twice in an object. `where` starts
 // messages.
-absl::StatusOr<nlohmann::json> ParseJson(std::string_view text, std::string_view where);
+absl::StatusOr<nlohmann::json> ParseStrictJson(std::string_view text, std::string_view where);
 
 // Reads keys of one object. The first problem is kept, later reads then return the fallback, so
 // callers read everything and ask status() once. `object` must outlive the reader.

@@ -201,7 +201,7 @@ absl::Status SafetensorsFile::ParseHeader() {
         path_, length, file_.size());
   }
   const std::string_view text(reinterpret_cast<const char*>(file_.data()) + kPrefixBytes, length);
-  ASSIGN_OR_RETURN(const json header, ParseJson(text, path_ + ": header"));
+  ASSIGN_OR_RETURN(const json header, ParseStrictJson(text, path_ + ": header"));
   if (!header.is_object()) return InvalidArgument("%s: header is not a JSON object", path_);
 
   const std::span<const std::byte> data = file_.subspan(kPrefixBytes + length);
