@@ -6,6 +6,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "services/cli/bench.h"
+#include "services/cli/generate.h"
 #include "services/cli/inspect.h"
 #include "services/cli/logits.h"
 #include "services/cli/serve.h"
@@ -102,6 +103,13 @@ void AddBench(CLI::App& app, Command& command) {
   bench->callback([=, &command] { command = [=] { return ExitCode(RunBench(*o, std::cout)); }; });
 }
 
+void AddGenerate(CLI::App& app, Command& command) {
+  auto* generate = app.add_subcommand("generate", "one answer from an engine in this process");
+  auto options = std::make_shared<GenerateOptions>();
+  AddGenerateFlags(generate, options.get());
+  generate->callback([=, &command] { command = [=] { return ExitCode(RunGenerate(*options)); }; });
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("deltamesh: a serving mesh for Kimi-Linear and Kimi K3");
   app.require_subcommand(1);
@@ -112,6 +120,7 @@ int Main(int argc, char** argv) {
   AddInspect(app, command);
   AddLogits(app, command);
   AddBench(app, command);
+  AddGenerate(app, command);
   CLI11_PARSE(app, argc, argv);
   return command();
 }
