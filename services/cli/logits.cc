@@ -95,8 +95,8 @@ absl::StatusOr<std::vector<int64_t>> ParseFeed(const std::string& feed, int64_t 
     int64_t size = 0;
     const auto [next, error] = std::from_chars(at, end, size);
     if (error != std::errc() || size < 1 || size > tokens || (next != end && *next != ',')) {
-      return InvalidArgument("feed: '%s'; sizes must be whole numbers from 1 to %d, as in chunks:5,1,7",
-                             feed, tokens);
+      return InvalidArgument(
+          "feed: '%s'; sizes must be whole numbers from 1 to %d, as in chunks:5,1,7", feed, tokens);
     }
     sizes.push_back(size);
     if (next == end) break;
@@ -134,8 +134,8 @@ absl::Status RunLogits(const LogitsOptions& options) {
     logits.resize(static_cast<size_t>(size * config.vocab));
     SequenceChunk chunk;
     chunk.state = state.get();
-    chunk.tokens = std::span(options.tokens).subspan(static_cast<size_t>(done),
-                                                     static_cast<size_t>(size));
+    chunk.tokens =
+        std::span(options.tokens).subspan(static_cast<size_t>(done), static_cast<size_t>(size));
     chunk.logits = size;
     chunk.out = logits.data();
     RETURN_IF_ERROR(model->Forward({&chunk, 1}, experts, pool));

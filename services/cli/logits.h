@@ -13,7 +13,7 @@
 namespace deltamesh {
 
 struct LogitsOptions {
-  std::string model;             // checkpoint folder
+  std::string model;  // checkpoint folder
   std::vector<TokenId> tokens;
   // How the tokens are fed: "all" in one call, "step" one by one, "chunks:5,1,7" in calls of these sizes,
   // which must add up to the number of tokens. The numbers written do not depend on it.

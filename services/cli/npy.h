@@ -32,7 +32,7 @@ class NpyWriter {
       : path_(std::move(path)), file_(file), missing_(missing) {}
   std::string path_;
   std::FILE* file_;
-  int64_t missing_;   // values still to come
+  int64_t missing_;  // values still to come
 };
 
 // A whole array at once.
