@@ -68,7 +68,7 @@ class Exchange {
     Put(Piece{Piece::kHead, std::move(head), {}}, State::kIdle, State::kBegun);
   }
   bool Write(std::string chunk) {
-    if (chunk.empty()) return !gone();   // an empty chunk would end the stream on the wire
+    if (chunk.empty()) return !gone();  // an empty chunk would end the stream on the wire
     {
       std::lock_guard lock(mu_);
       queued_ += static_cast<int64_t>(chunk.size());
@@ -185,15 +185,17 @@ struct Shared {
   std::shared_ptr<Life> life = std::make_shared<Life>();
   std::atomic<int64_t> connections{0};
   std::mutex mu;
-  std::map<const Exchange*, std::weak_ptr<Exchange>> open;   // answers in progress
+  std::map<const Exchange*, std::weak_ptr<Exchange>> open;  // answers in progress
 };
 
 // One connection. Everything runs on its strand.
 class Session : public std::enable_shared_from_this<Session> {
  public:
   Session(Tcp::socket socket, std::shared_ptr<Shared> shared)
-      : socket_(std::move(socket)), deadline_(socket_.get_executor()),
-        wake_(socket_.get_executor()), shared_(std::move(shared)) {
+      : socket_(std::move(socket)),
+        deadline_(socket_.get_executor()),
+        wake_(socket_.get_executor()),
+        shared_(std::move(shared)) {
     ++shared_->connections;
   }
   ~Session() { --shared_->connections; }
@@ -212,7 +214,8 @@ class Session : public std::enable_shared_from_this<Session> {
   net::awaitable<bool> Answer(HttpRequest request, unsigned version, bool keep_alive, bool head);
   net::awaitable<bool> Relay(Exchange* exchange, unsigned version, bool keep_alive, bool head);
   net::awaitable<bool> WriteHead(const HttpResponse& response, unsigned version, bool keep_alive);
-  net::awaitable<bool> WriteWhole(HttpResponse response, unsigned version, bool keep_alive, bool head);
+  net::awaitable<bool> WriteWhole(HttpResponse response, unsigned version, bool keep_alive,
+                                  bool head);
   net::awaitable<bool> WriteBytes(std::string bytes);
   net::awaitable<void> Watch(std::shared_ptr<Exchange> exchange);
   net::awaitable<void> Refuse(int status, std::string why);
@@ -221,12 +224,12 @@ class Session : public std::enable_shared_from_this<Session> {
   void Disarm() { deadline_.cancel(); }
 
   Tcp::socket socket_;
-  net::steady_timer deadline_;      // cuts the operation in progress
-  net::steady_timer wake_;          // a condition variable: cancelled to notify
+  net::steady_timer deadline_;  // cuts the operation in progress
+  net::steady_timer wake_;      // a condition variable: cancelled to notify
   bool notified_ = false;
   bool timed_out_ = false;
   bool watching_ = false;
-  bool answered_ = false;           // the current answer is complete: the watcher leaves
+  bool answered_ = false;  // the current answer is complete: the watcher leaves
   uint64_t armed_ = 0;
   boost::beast::flat_buffer buffer_;
   const std::shared_ptr<Shared> shared_;
@@ -243,7 +246,9 @@ void Exchange::Notify() {
 
 // `message` is plain text for people; clients of an API get the handler's own errors.
 HttpResponse PlainError(int status, std::string message) {
-  return {.status = status, .content_type = "text/plain; charset=utf-8", .headers = {},
+  return {.status = status,
+          .content_type = "text/plain; charset=utf-8",
+          .headers = {},
           .body = std::move(message) + "\n"};
 }
 
@@ -294,7 +299,8 @@ net::awaitable<bool> Session::ReadRequest(Parser* parser) {
     if (idle_error) co_return false;
   }
   Arm(options.read_max);
-  auto [head_error, head_bytes] = co_await http::async_read_header(socket_, buffer_, *parser, kAwait);
+  auto [head_error, head_bytes] =
+      co_await http::async_read_header(socket_, buffer_, *parser, kAwait);
   Error error = head_error;
   if (!error && boost::beast::iequals(parser->get()[http::field::expect], "100-continue")) {
     const bool written = co_await WriteBytes("HTTP/1.1 100 Continue\r\n\r\n");
@@ -308,11 +314,14 @@ net::awaitable<bool> Session::ReadRequest(Parser* parser) {
   Disarm();
   if (!error) co_return true;
   if (timed_out_) {
-    co_await Refuse(408, "the request did not arrive within " + absl::FormatDuration(options.read_max));
+    co_await Refuse(408,
+                    "the request did not arrive within " + absl::FormatDuration(options.read_max));
   } else if (error == http::error::body_limit) {
-    co_await Refuse(413, absl::StrFormat("the body is larger than %d bytes", options.body_bytes_max));
+    co_await Refuse(413,
+                    absl::StrFormat("the body is larger than %d bytes", options.body_bytes_max));
   } else if (error == http::error::header_limit) {
-    co_await Refuse(431, absl::StrFormat("the header is larger than %d bytes", options.header_bytes_max));
+    co_await Refuse(
+        431, absl::StrFormat("the header is larger than %d bytes", options.header_bytes_max));
   } else if (error != http::error::end_of_stream && error != http::error::partial_message &&
              error.category() == http::make_error_code(http::error::bad_method).category()) {
     co_await Refuse(400, "not HTTP/1.1: " + error.message());
@@ -322,7 +331,8 @@ net::awaitable<bool> Session::ReadRequest(Parser* parser) {
 
 // Splits the target; false when it is neither a path nor an absolute address.
 bool SplitTarget(std::string_view target, HttpRequest* out) {
-  if (const size_t scheme = target.find("://"); scheme != target.npos && scheme < target.find('/')) {
+  if (const size_t scheme = target.find("://");
+      scheme != target.npos && scheme < target.find('/')) {
     const size_t path = target.find('/', scheme + 3);
     target = path == target.npos ? std::string_view("/") : target.substr(path);
   }
@@ -417,11 +427,12 @@ net::awaitable<bool> Session::Answer(HttpRequest request, unsigned version, bool
   Error ignored;
   socket_.cancel(ignored);
   while (watching_) co_await WaitNotified();
-  co_return complete && keep_alive && version >= 11;
+  co_return complete&& keep_alive&& version >= 11;
 }
 
 // Moves pieces from the exchange to the socket. True when the whole answer was written.
-net::awaitable<bool> Session::Relay(Exchange* exchange, unsigned version, bool keep_alive, bool head) {
+net::awaitable<bool> Session::Relay(Exchange* exchange, unsigned version, bool keep_alive,
+                                    bool head) {
   bool begun = false;
   const bool chunked = version >= 11;
   for (;;) {
@@ -446,10 +457,11 @@ net::awaitable<bool> Session::Relay(Exchange* exchange, unsigned version, bool k
         break;
       case Exchange::Piece::kEnd:
         if (chunked && !head) written = co_await WriteBytes("0\r\n\r\n");
-        co_return written && chunked;   // without chunks, the end of the connection is the end
+        co_return written&& chunked;  // without chunks, the end of the connection is the end
       case Exchange::Piece::kAbandoned:
         if (!begun) {
-          written = co_await WriteWhole(PlainError(500, "the request was dropped"), version, false, head);
+          written =
+              co_await WriteWhole(PlainError(500, "the request was dropped"), version, false, head);
         }
         co_return false;
     }
@@ -516,10 +528,10 @@ net::awaitable<void> Session::Watch(std::shared_ptr<Exchange> exchange) {
     char byte;
     const size_t peeked = socket_.receive(net::buffer(&byte, 1), Tcp::socket::message_peek, error);
     if (error == net::error::would_block || error == net::error::try_again) {
-      error.clear();   // woken for nothing: wait again
+      error.clear();  // woken for nothing: wait again
       continue;
     }
-    if (!error && peeked > 0) break;   // the next request already: this client is there
+    if (!error && peeked > 0) break;  // the next request already: this client is there
     exchange->MarkGone();
     break;
   }
@@ -611,7 +623,8 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions option
                                                               HttpHandler* handler) {
   if (options.threads < 1 || options.connections_max < 1 || options.header_bytes_max < 256 ||
       options.body_bytes_max < 1 || options.unread_bytes_max < 1) {
-    return InvalidArgument("http options: threads and bounds must be positive, headers at least 256");
+    return InvalidArgument(
+        "http options: threads and bounds must be positive, headers at least 256");
   }
   auto server = std::make_unique<Server>(std::move(options), handler);
   RETURN_IF_ERROR(server->Listen());

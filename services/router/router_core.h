@@ -70,6 +70,7 @@ struct CloseLink {
 struct ClientTokens {
   RequestId request_id;
   mesh::SequenceOutput output;  // first_index is exactly the count delivered before
+  int64_t cached_tokens = 0;    // of the prompt, as far as known
 };
 struct ClientFinished {
   RequestId request_id;

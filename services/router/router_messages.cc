@@ -177,7 +177,7 @@ void RouterCore::Impl::OnOutput(const Worker& from, const mesh::SequenceOutput& 
   r->phase_since = now;
   if (r->prefill != 0) ReleasePrefill(*r);
   if (count > known) {
-    ClientTokens tokens{r->spec.request_id, output};
+    ClientTokens tokens{r->spec.request_id, output, r->cached_tokens};
     tokens.output.set_first_index(static_cast<uint64_t>(r->delivered));
     tokens.output.mutable_tokens()->erase(tokens.output.tokens().begin(),
                                           tokens.output.tokens().begin() + known);

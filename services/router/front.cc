@@ -1,0 +1,223 @@
+#include "services/router/front.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "runtime/base/status.h"
+#include "runtime/text/utf8.h"
+
+namespace deltamesh {
+namespace {
+
+constexpr size_t kRequestIdBytesMax = 128;
+
+absl::Status CheckRange(const char* field, double value, double low, double high) {
+  if (std::isfinite(value) && value >= low && value <= high) return absl::OkStatus();
+  return InvalidArgument("%s: %g is out of range; use %g to %g", field, value, low, high);
+}
+
+absl::Status CheckRequestId(const std::string& id) {
+  if (id.size() > kRequestIdBytesMax) {
+    return InvalidArgument("request_id: %d characters; use at most %d", id.size(),
+                           kRequestIdBytesMax);
+  }
+  const bool printable =
+      std::all_of(id.begin(), id.end(), [](unsigned char c) { return c > 0x20 && c < 0x7F; });
+  if (!printable) {
+    return InvalidArgument(
+        "request_id: holds a blank or unprintable character; use printable ASCII");
+  }
+  return absl::OkStatus();
+}
+
+// Whether the folder says of itself that its weights were drawn by a generator.
+bool RandomWeights(const std::filesystem::path& model) {
+  const absl::StatusOr<Json> marks = ReadJsonFile(model / "deltamesh.json");
+  return marks.ok() && marks->is_object() &&
+         marks->value("random_weights", Json(false)) == Json(true);
+}
+
+absl::StatusOr<Json> JsonField(const std::string& text, const std::string& field, bool array) {
+  if (text.empty()) return Json();
+  ASSIGN_OR_RETURN(Json value, ParseJson(text, field));
+  if (array ? !value.is_array() : !value.is_object()) {
+    return InvalidArgument("%s: is not a JSON %s; send one, or leave the field empty", field,
+                           array ? "array" : "object");
+  }
+  return value;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<const Front>> Front::Load(FrontOptions options, Entropy* entropy) {
+  if (options.model_name.empty()) {
+    const auto folder = std::filesystem::absolute(options.model).lexically_normal();
+    options.model_name =
+        (folder.has_filename() ? folder : folder.parent_path()).filename().string();
+  }
+  std::unique_ptr<Front> front(new Front(std::move(options), entropy));
+  ASSIGN_OR_RETURN(front->tokenizer_, Tokenizer::Load(front->options_.model));
+  ASSIGN_OR_RETURN(front->chat_, ChatFormat::Load(front->options_.model, *front->tokenizer_));
+  front->info_.set_name(front->options_.model_name);
+  front->info_.set_family(std::string(front->chat_->family()));
+  front->info_.set_vocab_size(static_cast<uint32_t>(front->tokenizer_->vocab_size()));
+  front->info_.set_random_weights(RandomWeights(front->options_.model));
+  return front;
+}
+
+absl::Status Front::CheckModel(const std::string& model) const {
+  if (model.empty() || model == options_.model_name) return absl::OkStatus();
+  return NotFound("model: \"%s\" is not served here; use \"%s\"", model.substr(0, 200),
+                  options_.model_name);
+}
+
+absl::Status Front::CheckTokens(const char* field, const std::vector<TokenId>& ids) const {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= tokenizer_->vocab_size()) {
+      return InvalidArgument("%s[%d]: token %d is outside the vocabulary; use 0 to %d", field, i,
+                             ids[i], tokenizer_->vocab_size() - 1);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<TokenId>> Front::Tokenize(const std::string& model,
+                                                     const PromptInput& input) const {
+  RETURN_IF_ERROR(CheckModel(model));
+  const auto check_bytes = [this](const char* field, size_t bytes) {
+    if (static_cast<int64_t>(bytes) <= options_.text_bytes_max) return absl::OkStatus();
+    return InvalidArgument("%s: %d bytes of text; use at most %d", field, bytes,
+                           options_.text_bytes_max);
+  };
+  if (const auto* ids = std::get_if<std::vector<TokenId>>(&input)) {
+    if (ids->empty()) return InvalidArgument("prompt: no tokens; send at least one");
+    RETURN_IF_ERROR(CheckTokens("prompt", *ids));
+    return *ids;
+  }
+  if (const auto* text = std::get_if<std::string>(&input)) {
+    if (text->empty()) return InvalidArgument("prompt: is empty; send some text");
+    RETURN_IF_ERROR(check_bytes("prompt", text->size()));
+    absl::StatusOr<std::vector<TokenId>> ids = tokenizer_->EncodeOrdinary(*text);
+    return ids.ok() ? std::move(ids) : Annotate(ids.status(), "prompt");
+  }
+  const auto* chat = std::get_if<ChatRequest>(&input);
+  if (chat == nullptr) {
+    return InvalidArgument("input: is missing; send messages, text or token ids");
+  }
+  if (chat->messages.empty())
+    return InvalidArgument("messages: is empty; send at least one message");
+  ASSIGN_OR_RETURN(const std::vector<Segment> segments, chat_->Render(*chat));
+  size_t bytes = 0;
+  for (const Segment& s : segments) bytes += s.text.size();
+  RETURN_IF_ERROR(check_bytes("messages", bytes));
+  absl::StatusOr<std::vector<TokenId>> ids = tokenizer_->EncodeSegments(segments);
+  return ids.ok() ? std::move(ids) : Annotate(ids.status(), "messages");
+}
+
+absl::StatusOr<mesh::Sampling> Front::CheckSampling(const v1::SamplingOptions& in,
+                                                    const std::optional<int64_t>& logprobs) const {
+  mesh::Sampling out;
+  out.set_temperature(in.has_temperature() ? in.temperature() : 1);
+  out.set_top_p(in.has_top_p() ? in.top_p() : 1);
+  out.set_top_k(in.has_top_k() ? in.top_k() : 0);
+  out.set_min_p(in.has_min_p() ? in.min_p() : 0);
+  out.set_repetition_penalty(in.has_repetition_penalty() ? in.repetition_penalty() : 1);
+  out.set_presence_penalty(in.has_presence_penalty() ? in.presence_penalty() : 0);
+  out.set_frequency_penalty(in.has_frequency_penalty() ? in.frequency_penalty() : 0);
+  RETURN_IF_ERROR(CheckRange("temperature", out.temperature(), 0, 2));
+  RETURN_IF_ERROR(CheckRange("top_p", out.top_p(), 0, 1));
+  if (out.top_p() == 0) return InvalidArgument("top_p: 0 keeps no token; use more than 0, up to 1");
+  RETURN_IF_ERROR(CheckRange("min_p", out.min_p(), 0, 1));
+  RETURN_IF_ERROR(CheckRange("presence_penalty", out.presence_penalty(), -2, 2));
+  RETURN_IF_ERROR(CheckRange("frequency_penalty", out.frequency_penalty(), -2, 2));
+  if (!std::isfinite(out.repetition_penalty()) || out.repetition_penalty() <= 0) {
+    return InvalidArgument("repetition_penalty: %g; use a number above 0, 1 for none",
+                           out.repetition_penalty());
+  }
+  if (out.top_k() > static_cast<uint32_t>(std::numeric_limits<int32_t>::max())) {
+    return InvalidArgument("top_k: %d is too large; use 0 for no limit", out.top_k());
+  }
+  if (in.logit_bias_size() > options_.logit_bias_max) {
+    return InvalidArgument("logit_bias: %d entries; use at most %d", in.logit_bias_size(),
+                           options_.logit_bias_max);
+  }
+  for (const auto& [token, bias] : in.logit_bias()) {
+    if (token < 0 || token >= tokenizer_->vocab_size()) {
+      return InvalidArgument("logit_bias: token %d is outside the vocabulary; use 0 to %d", token,
+                             tokenizer_->vocab_size() - 1);
+    }
+    RETURN_IF_ERROR(CheckRange("logit_bias", bias, -100, 100));
+    (*out.mutable_logit_bias())[token] = bias;
+  }
+  if (logprobs) {
+    RETURN_IF_ERROR(CheckRange("logprobs", static_cast<double>(*logprobs), 0,
+                               static_cast<double>(options_.logprobs_max)));
+  }
+  out.set_logprobs(static_cast<int32_t>(logprobs.value_or(-1)));
+  out.set_seed(in.has_seed() ? in.seed() : entropy_->Next());
+  return out;
+}
+
+std::string Front::MakeRequestId() const {
+  return absl::StrFormat("%016x%016x", entropy_->Next(), entropy_->Next());
+}
+
+absl::StatusOr<PreparedRequest> Front::Prepare(GenerateSpec spec) const {
+  RETURN_IF_ERROR(CheckModel(spec.model));
+  RETURN_IF_ERROR(CheckRequestId(spec.request_id));
+  PreparedRequest out;
+  ClientRequest& request = out.request;
+  ASSIGN_OR_RETURN(request.sampling, CheckSampling(spec.sampling, spec.logprobs));
+  if (spec.max_tokens < 0 || spec.max_tokens > std::numeric_limits<int32_t>::max()) {
+    return InvalidArgument("max_tokens: %d is out of range; use 1 or more", spec.max_tokens);
+  }
+  if (static_cast<int64_t>(spec.stop_token_ids.size()) > options_.stop_token_ids_max) {
+    return InvalidArgument("stop_token_ids: %d entries; use at most %d", spec.stop_token_ids.size(),
+                           options_.stop_token_ids_max);
+  }
+  RETURN_IF_ERROR(CheckTokens("stop_token_ids", spec.stop_token_ids));
+  const auto* chat = std::get_if<ChatRequest>(&spec.input);
+  ASSIGN_OR_RETURN(out.answer, AnswerStream::Create(
+                                   *tokenizer_, chat != nullptr ? chat_->NewParser(*chat) : nullptr,
+                                   std::move(spec.stop), request.sampling.seed()));
+  // Last, because it is the expensive part.
+  ASSIGN_OR_RETURN(request.prompt, Tokenize(spec.model, spec.input));
+  request.request_id = spec.request_id.empty() ? MakeRequestId() : std::move(spec.request_id);
+  request.max_tokens = spec.max_tokens;
+  request.stop_token_ids = std::move(spec.stop_token_ids);
+  if (!spec.ignore_eos) {
+    const std::vector<TokenId>& eos = tokenizer_->eos_ids();
+    request.stop_token_ids.insert(request.stop_token_ids.end(), eos.begin(), eos.end());
+  }
+  request.deadline = spec.deadline;
+  return out;
+}
+
+absl::StatusOr<ChatRequest> ChatFromProto(const v1::ChatInput& chat) {
+  ChatRequest out;
+  ASSIGN_OR_RETURN(out.tools, JsonField(chat.tools_json(), "tools_json", true));
+  ASSIGN_OR_RETURN(out.response_format,
+                   JsonField(chat.response_format_json(), "response_format_json", false));
+  if (chat.has_thinking()) out.thinking = chat.thinking();
+  out.effort = chat.thinking_effort();
+  out.tool_choice = chat.tool_choice();
+  for (int i = 0; i < chat.messages_size(); ++i) {
+    const v1::ChatMessage& in = chat.messages(i);
+    const std::string where = absl::StrFormat("messages[%d].", i);
+    ChatMessage m;
+    m.role = in.role();
+    m.content = in.content();
+    m.name = in.name();
+    m.reasoning_content = in.reasoning_content();
+    m.tool_call_id = in.tool_call_id();
+    ASSIGN_OR_RETURN(m.tool_calls,
+                     JsonField(in.tool_calls_json(), where + "tool_calls_json", true));
+    ASSIGN_OR_RETURN(m.tools, JsonField(in.tools_json(), where + "tools_json", true));
+    out.messages.push_back(std::move(m));
+  }
+  return out;
+}
+
+}  // namespace deltamesh

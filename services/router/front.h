@@ -1,0 +1,90 @@
+// What gRPC and HTTP share: a whole request is checked and turned into tokens here, before any work.
+//
+// Every error names the field as clients spell it, the value and the remedy: "temperature: 3 is ...".
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "deltamesh/v1/inference.pb.h"
+#include "runtime/base/random.h"
+#include "runtime/text/chat.h"
+#include "runtime/text/tokenizer.h"
+#include "services/router/answer.h"
+#include "services/router/router_core.h"
+
+namespace deltamesh {
+
+struct FrontOptions {
+  std::filesystem::path model;        // checkpoint folder; only its text parts are read
+  std::string model_name;             // as clients name it; empty: the folder's name
+  int64_t text_bytes_max = 16 << 20;  // of a prompt, before tokenising
+  int64_t logit_bias_max = 1024;      // entries
+  int64_t stop_token_ids_max = 64;
+  int64_t logprobs_max = 20;
+};
+
+using PromptInput = std::variant<std::monostate, ChatRequest, std::string, std::vector<TokenId>>;
+
+// A request as either protocol gives it, unchecked.
+struct GenerateSpec {
+  std::string model;       // empty: the only one
+  std::string request_id;  // empty: one is made
+  PromptInput input;
+  v1::SamplingOptions sampling;
+  std::optional<int64_t> logprobs;
+  int64_t max_tokens = 0;  // 0: up to the context limit
+  std::vector<std::string> stop;
+  std::vector<TokenId> stop_token_ids;
+  bool ignore_eos = false;
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+// Checked, tokenised, ready to be placed.
+struct PreparedRequest {
+  ClientRequest request;
+  std::unique_ptr<AnswerStream> answer;
+};
+
+// Immutable and thread-safe once loaded, as far as `entropy` is.
+class Front {
+ public:
+  // `entropy` draws seeds and request ids; it must outlive the front.
+  static absl::StatusOr<std::unique_ptr<const Front>> Load(FrontOptions options, Entropy* entropy);
+
+  absl::StatusOr<PreparedRequest> Prepare(GenerateSpec spec) const;
+  absl::StatusOr<std::vector<TokenId>> Tokenize(const std::string& model,
+                                                const PromptInput& input) const;
+  // NOT_FOUND unless `model` is empty or the one served.
+  absl::Status CheckModel(const std::string& model) const;
+
+  // Name, family, vocabulary size and whether the weights are random; the rest is the mesh's to know.
+  const v1::ModelInfo& model_info() const { return info_; }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  const FrontOptions& options() const { return options_; }
+
+ private:
+  Front(FrontOptions options, Entropy* entropy) : options_(std::move(options)), entropy_(entropy) {}
+  absl::StatusOr<mesh::Sampling> CheckSampling(const v1::SamplingOptions& in,
+                                               const std::optional<int64_t>& logprobs) const;
+  absl::Status CheckTokens(const char* field, const std::vector<TokenId>& ids) const;
+  std::string MakeRequestId() const;
+
+  const FrontOptions options_;
+  Entropy* const entropy_;
+  v1::ModelInfo info_;
+  std::unique_ptr<const Tokenizer> tokenizer_;
+  std::unique_ptr<const ChatFormat> chat_;
+};
+
+// A chat from its protocol form. JSON strings in it are parsed; errors name their field.
+absl::StatusOr<ChatRequest> ChatFromProto(const v1::ChatInput& chat);
+
+}  // namespace deltamesh

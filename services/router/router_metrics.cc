@@ -1,0 +1,114 @@
+#include "services/router/router_metrics.h"
+
+#include "prometheus/counter.h"
+#include "prometheus/gauge.h"
+#include "prometheus/histogram.h"
+
+namespace deltamesh {
+namespace {
+
+constexpr char kWorkers[] = "deltamesh_workers";
+constexpr char kWorkersHelp[] = "Workers registered with this router, by role.";
+
+}  // namespace
+
+RouterMetrics::RouterMetrics(Metrics* m)
+    : metrics_(m),
+      prompt_tokens_(
+          m->Counter("deltamesh_prompt_tokens_total", "Prompt tokens of accepted requests.")),
+      generated_tokens_(m->Counter("deltamesh_generated_tokens_total", "Tokens sent to clients.")),
+      ttft_(m->Histogram("deltamesh_ttft_seconds", "Admission to first token.", LatencyBuckets())),
+      itl_(m->Histogram("deltamesh_itl_seconds", "Gap between tokens after the first.",
+                        LatencyBuckets())),
+      request_(m->Histogram("deltamesh_request_seconds", "Admission to the end of the answer.",
+                            LatencyBuckets())),
+      waiting_(m->Gauge("deltamesh_waiting_requests", "Requests no worker has room for yet.")),
+      live_(m->Gauge("deltamesh_live_requests", "Requests admitted and not ended.")),
+      mailbox_(m->Gauge("deltamesh_mailbox_events", "Events waiting for the router's thread.")),
+      ready_(m->Gauge("deltamesh_ready", "1 when a new request could be placed.")),
+      prefill_(m->Gauge(kWorkers, kWorkersHelp, {{"worker_role", "prefill"}})),
+      decode_(m->Gauge(kWorkers, kWorkersHelp, {{"worker_role", "decode"}})),
+      expert_(m->Gauge(kWorkers, kWorkersHelp, {{"worker_role", "expert"}})) {}
+
+void RouterMetrics::Accepted(int64_t prompt_tokens) {
+  prompt_tokens_.Increment(static_cast<double>(prompt_tokens));
+}
+
+void RouterMetrics::Ended(absl::StatusCode code, absl::Duration after) {
+  prometheus::Counter*& counter = ended_[code];
+  if (counter == nullptr) {
+    counter = &metrics_->Counter("deltamesh_requests_total", "Requests ended, by status code.",
+                                 {{"code", absl::StatusCodeToString(code)}});
+  }
+  counter->Increment();
+  if (code == absl::StatusCode::kOk) request_.Observe(absl::ToDoubleSeconds(after));
+}
+
+void RouterMetrics::FirstToken(absl::Duration after) {
+  ttft_.Observe(absl::ToDoubleSeconds(after));
+}
+
+void RouterMetrics::NextTokens(absl::Duration gap, int64_t tokens) {
+  if (tokens > 0) itl_.Observe(absl::ToDoubleSeconds(gap) / static_cast<double>(tokens));
+}
+
+void RouterMetrics::Generated(int64_t tokens) {
+  generated_tokens_.Increment(static_cast<double>(tokens));
+}
+
+CounterFollower& RouterMetrics::Follow(const std::string& name, const std::string& help,
+                                       const MetricLabels& labels) {
+  std::string key = name;
+  for (const auto& [label, value] : labels) key += "|" + value;
+  const auto it = followers_.find(key);
+  if (it != followers_.end()) return it->second;
+  return followers_.emplace(key, CounterFollower(metrics_->Counter(name, help, labels)))
+      .first->second;
+}
+
+void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool ready,
+                           size_t mailbox) {
+  waiting_.Set(static_cast<double>(g.waiting));
+  live_.Set(static_cast<double>(g.live));
+  mailbox_.Set(static_cast<double>(mailbox));
+  ready_.Set(ready ? 1 : 0);
+  prefill_.Set(static_cast<double>(g.prefill_workers));
+  decode_.Set(static_cast<double>(g.decode_workers));
+  expert_.Set(static_cast<double>(g.expert_workers));
+  const auto follow = [this](const char* name, const char* help, double value,
+                             const MetricLabels& labels = {}) {
+    Follow(name, help, labels).Set(value);
+  };
+  const char* lost = "Workers lost, by role.";
+  follow("deltamesh_workers_lost_total", lost, static_cast<double>(c.prefill_lost),
+         {{"worker_role", "prefill"}});
+  follow("deltamesh_workers_lost_total", lost, static_cast<double>(c.decode_lost),
+         {{"worker_role", "decode"}});
+  follow("deltamesh_workers_lost_total", lost, static_cast<double>(c.expert_lost),
+         {{"worker_role", "expert"}});
+  follow("deltamesh_leases_expired_total", "Workers lost by silence.",
+         static_cast<double>(c.leases_expired));
+  follow("deltamesh_registrations_total", "Registrations accepted.",
+         static_cast<double>(c.registered));
+  follow("deltamesh_registrations_refused_total", "Registrations refused.",
+         static_cast<double>(c.registrations_refused));
+  follow("deltamesh_prefill_retries_total", "Hand-offs tried again.",
+         static_cast<double>(c.prefill_retries));
+  follow("deltamesh_placement_refusals_total", "Placements that a worker refused as full.",
+         static_cast<double>(c.placement_refusals));
+  follow("deltamesh_handoff_received_bytes_total", "State bytes of complete hand-offs.",
+         static_cast<double>(c.handoff_bytes));
+  follow("deltamesh_handoff_received_seconds_total", "First segment to last, complete hand-offs.",
+         c.handoff_seconds);
+  follow("deltamesh_stale_messages_total",
+         "Messages of ended requests, old attempts, replaced links.",
+         static_cast<double>(c.stale_messages));
+  follow("deltamesh_malformed_messages_total", "Messages against the protocol.",
+         static_cast<double>(c.malformed_messages));
+  for (const auto& [reason, count] : c.handoff_results) {
+    follow("deltamesh_handoff_results_total", "Hand-offs ended, by reason; OK is complete.",
+           static_cast<double>(count), {{"reason", reason}});
+  }
+}
+
+}  // namespace deltamesh

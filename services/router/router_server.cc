@@ -1,0 +1,205 @@
+#include "services/router/router_server.h"
+
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+
+RouterServer::RouterServer(RouterServerOptions options, const Clock* clock, Metrics* metrics)
+    : options_(std::move(options)),
+      clock_(clock),
+      metrics_(metrics),
+      mailbox_(static_cast<size_t>(options_.mailbox_max)),
+      core_(options_.core) {}
+
+RouterServer::~RouterServer() { Stop(); }
+
+void RouterServer::Start(LinkOutput links) {
+  CHECK(!thread_.joinable(), "started twice");
+  links_ = std::move(links);
+  thread_ = std::thread([this] { Loop(); });
+}
+
+void RouterServer::Stop() {
+  {
+    absl::MutexLock lock(&mu_);
+    if (std::exchange(stopped_, true)) return;
+    snapshot_.ready = Unavailable("the router is stopping");
+  }
+  mailbox_.Close();
+  if (thread_.joinable()) thread_.join();
+}
+
+void RouterServer::Generate(PreparedRequest request, std::shared_ptr<AnswerSink> sink) {
+  std::shared_ptr<AnswerSink> refused = sink;
+  if (mailbox_.Push(NewRequest{std::move(request), std::move(sink)})) return;
+  refused->OnError(mailbox_.closed()
+                       ? Unavailable("the router is stopping")
+                       : ResourceExhausted("%d events wait for the router, its bound; retry later",
+                                           options_.mailbox_max));
+}
+
+void RouterServer::Cancel(const RequestId& id, const AnswerSink* sink) {
+  mailbox_.PushAlways(ClientLeft{id, sink});
+}
+
+void RouterServer::OnLinkOpened(LinkId link) { mailbox_.PushAlways(LinkOpened{link}); }
+
+bool RouterServer::OnLinkMessage(LinkId link, mesh::WorkerMessage message) {
+  return mailbox_.Push(LinkMessage{link, std::move(message)});
+}
+
+void RouterServer::OnLinkClosed(LinkId link, absl::Status status) {
+  mailbox_.PushAlways(LinkClosed{link, std::move(status)});
+}
+
+RouterServer::Snapshot RouterServer::snapshot() const {
+  absl::MutexLock lock(&mu_);
+  return snapshot_;
+}
+
+void RouterServer::Loop() {
+  absl::Time ticked = absl::InfinitePast();
+  while (!mailbox_.closed()) {
+    std::deque<Event> events = mailbox_.TakeAll(options_.tick);
+    for (Event& event : events) {
+      const absl::Time now = clock_->Now();
+      Handle(std::move(event), now);
+      for (RouterAction& action : core_.TakeActions()) Perform(std::move(action), now);
+    }
+    const absl::Time now = clock_->Now();
+    if (now - ticked >= options_.tick) {
+      ticked = now;
+      core_.Tick(now);
+      for (RouterAction& action : core_.TakeActions()) Perform(std::move(action), now);
+      Publish();
+    }
+  }
+  const absl::Status stopping = Unavailable("the router is stopping; send the request again");
+  for (Event& event : mailbox_.TakeAll(absl::ZeroDuration())) {
+    if (auto* request = std::get_if<NewRequest>(&event)) request->sink->OnError(stopping);
+  }
+  while (!live_.empty()) {
+    const RequestId id = live_.begin()->first;
+    core_.CancelClient(id, clock_->Now());
+    Fail(id, stopping, clock_->Now());
+  }
+  for (RouterAction& action : core_.TakeActions()) Perform(std::move(action), clock_->Now());
+}
+
+void RouterServer::Publish() {
+  const auto identity = core_.identity();
+  Snapshot fresh{core_.Ready(), core_.context_tokens(), identity ? identity->digest() : "",
+                 core_.gauges()};
+  metrics_.Update(core_.counters(), fresh.gauges, fresh.ready.ok(), mailbox_.size());
+  absl::MutexLock lock(&mu_);
+  if (!stopped_) snapshot_ = std::move(fresh);
+}
+
+void RouterServer::Handle(Event event, absl::Time now) {
+  if (auto* e = std::get_if<NewRequest>(&event)) {
+    Accept(std::move(*e), now);
+  } else if (const auto* e = std::get_if<ClientLeft>(&event)) {
+    const auto it = live_.find(e->id);
+    // The id may have been taken by another client since.
+    if (it == live_.end() || it->second.sink.get() != e->sink) return;
+    core_.CancelClient(e->id, now);
+    metrics_.Ended(absl::StatusCode::kCancelled, now - it->second.submitted);
+    live_.erase(it);
+  } else if (const auto* e = std::get_if<LinkOpened>(&event)) {
+    core_.OnLinkOpened(e->link, now);
+  } else if (const auto* e = std::get_if<LinkMessage>(&event)) {
+    core_.OnWorkerMessage(e->link, e->message, now);
+  } else if (const auto* e = std::get_if<LinkClosed>(&event)) {
+    core_.OnLinkClosed(e->link, e->status, now);
+  }
+}
+
+void RouterServer::Accept(NewRequest event, absl::Time now) {
+  const RequestId id = event.prepared.request.request_id;
+  const auto prompt_tokens = static_cast<int64_t>(event.prepared.request.prompt.size());
+  const absl::Status status = core_.Submit(std::move(event.prepared.request), now);
+  if (!status.ok()) {
+    LogInfo("request.refused", {{"request", id}, {"reason", status.ToString()}});
+    metrics_.Ended(status.code(), absl::ZeroDuration());
+    event.sink->OnError(status);
+    return;
+  }
+  metrics_.Accepted(prompt_tokens);
+  live_[id] = Live{.answer = std::move(event.prepared.answer),
+                   .sink = std::move(event.sink),
+                   .submitted = now,
+                   .last_token = absl::InfinitePast(),
+                   .prompt_tokens = prompt_tokens};
+}
+
+void RouterServer::Perform(RouterAction action, absl::Time now) {
+  if (auto* a = std::get_if<SendToWorker>(&action)) {
+    links_.send(a->link, std::move(a->message));
+  } else if (const auto* a = std::get_if<CloseLink>(&action)) {
+    links_.close(a->link, a->status);
+  } else if (auto* a = std::get_if<ClientTokens>(&action)) {
+    Deliver(std::move(*a), now);
+  } else if (const auto* a = std::get_if<ClientFinished>(&action)) {
+    Complete(a->request_id, a->end, a->usage, now);
+  } else if (const auto* a = std::get_if<ClientFailed>(&action)) {
+    Fail(a->request_id, a->status, now);
+  }
+}
+
+void RouterServer::Deliver(ClientTokens tokens, absl::Time now) {
+  const auto it = live_.find(tokens.request_id);
+  if (it == live_.end())
+    return;  // ended here by a stop string while its last tokens were on their way
+  Live& live = it->second;
+  AnswerEvent event = live.answer->Push(tokens.output);
+  const auto count = static_cast<int64_t>(event.tokens.size());
+  if (live.last_token == absl::InfinitePast()) {
+    metrics_.FirstToken(now - live.submitted);
+  } else {
+    metrics_.NextTokens(now - live.last_token, count);
+  }
+  live.last_token = now;
+  live.cached_tokens = tokens.cached_tokens;
+  metrics_.Generated(count);
+  if (!event.empty()) live.sink->OnEvent(std::move(event));
+  if (!live.answer->stopped()) return;
+  core_.CancelClient(tokens.request_id, now);
+  for (RouterAction& action : core_.TakeActions()) Perform(std::move(action), now);
+  Complete(tokens.request_id, mesh::SequenceOutput::STOP_TOKEN,
+           {.prompt_tokens = live.prompt_tokens,
+            .completion_tokens = 0,
+            .cached_tokens = live.cached_tokens},
+           now);
+}
+
+void RouterServer::Complete(const RequestId& id, mesh::SequenceOutput::End end,
+                            const TokenUsage& usage, absl::Time now) {
+  const auto it = live_.find(id);
+  if (it == live_.end()) return;
+  Live live = std::move(it->second);
+  live_.erase(it);
+  if (AnswerEvent rest = live.answer->Flush(); !rest.empty()) live.sink->OnEvent(std::move(rest));
+  AnswerEnd answer = live.answer->End(end, usage);
+  LogInfo("request.finished", {{"request", id},
+                               {"reason", v1::FinishReason_Name(answer.reason)},
+                               {"prompt_tokens", answer.usage.prompt_tokens},
+                               {"completion_tokens", answer.usage.completion_tokens},
+                               {"cached_tokens", answer.usage.cached_tokens},
+                               {"seconds", absl::ToDoubleSeconds(now - live.submitted)}});
+  metrics_.Ended(absl::StatusCode::kOk, now - live.submitted);
+  live.sink->OnEnd(std::move(answer));
+}
+
+void RouterServer::Fail(const RequestId& id, const absl::Status& status, absl::Time now) {
+  const auto it = live_.find(id);
+  if (it == live_.end()) return;
+  Live live = std::move(it->second);
+  live_.erase(it);
+  metrics_.Ended(status.code(), now - live.submitted);
+  live.sink->OnError(status);
+}
+
+}  // namespace deltamesh

@@ -1,0 +1,129 @@
+// The router as a running object: one thread owns the core, a mailbox stands in front of it. Knows no
+// gRPC and no HTTP: clients come in through Generate and Cancel, workers through the link events.
+//
+// Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <variant>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "runtime/base/clock.h"
+#include "services/common/mailbox.h"
+#include "services/common/metrics.h"
+#include "services/router/front.h"
+#include "services/router/router_core.h"
+#include "services/router/router_metrics.h"
+
+namespace deltamesh {
+
+struct RouterServerOptions {
+  RouterOptions core;
+  int64_t mailbox_max = 65536;  // events waiting for the router's thread
+  absl::Duration tick = absl::Milliseconds(50);
+};
+
+// Where messages to workers go. Called on the router's thread; must not block.
+struct LinkOutput {
+  std::function<void(LinkId, mesh::RouterMessage)> send;
+  std::function<void(LinkId, const absl::Status&)> close;
+};
+
+class RouterServer {
+ public:
+  // `clock` and `metrics` must outlive this.
+  RouterServer(RouterServerOptions options, const Clock* clock, Metrics* metrics);
+  ~RouterServer();
+  RouterServer(const RouterServer&) = delete;
+  RouterServer& operator=(const RouterServer&) = delete;
+
+  // Starts the thread. Once.
+  void Start(LinkOutput links);
+  // Ends every request with UNAVAILABLE and the thread. Idempotent; later calls are refused.
+  void Stop();
+
+  // The sink hears of the end, also when the request is refused.
+  void Generate(PreparedRequest request, std::shared_ptr<AnswerSink> sink);
+  // The client of this sink left: it hears nothing more, the request is freed everywhere.
+  void Cancel(const RequestId& id, const AnswerSink* sink);
+
+  void OnLinkOpened(LinkId link);
+  // False when the mailbox is full: the link cannot be served.
+  bool OnLinkMessage(LinkId link, mesh::WorkerMessage message);
+  void OnLinkClosed(LinkId link, absl::Status status);
+
+  // As of the last turn of the thread.
+  struct Snapshot {
+    absl::Status ready = absl::UnavailableError("the router is starting");
+    int64_t context_tokens = 0;
+    std::string digest;
+    RouterGauges gauges;
+  };
+  Snapshot snapshot() const;
+  absl::Time now() const { return clock_->Now(); }
+
+ private:
+  struct NewRequest {
+    PreparedRequest prepared;
+    std::shared_ptr<AnswerSink> sink;
+  };
+  struct ClientLeft {
+    RequestId id;
+    const AnswerSink* sink;
+  };
+  struct LinkOpened {
+    LinkId link;
+  };
+  struct LinkMessage {
+    LinkId link;
+    mesh::WorkerMessage message;
+  };
+  struct LinkClosed {
+    LinkId link;
+    absl::Status status;
+  };
+  using Event = std::variant<NewRequest, ClientLeft, LinkOpened, LinkMessage, LinkClosed>;
+
+  // A request whose client is still there.
+  struct Live {
+    std::unique_ptr<AnswerStream> answer;
+    std::shared_ptr<AnswerSink> sink;
+    absl::Time submitted;
+    absl::Time last_token;
+    int64_t prompt_tokens = 0;
+    int64_t cached_tokens = 0;
+  };
+
+  void Loop();
+  void Handle(Event event, absl::Time now);
+  void Accept(NewRequest event, absl::Time now);
+  void Perform(RouterAction action, absl::Time now);
+  void Deliver(ClientTokens tokens, absl::Time now);
+  void Complete(const RequestId& id, mesh::SequenceOutput::End end, const TokenUsage& usage,
+                absl::Time now);
+  void Fail(const RequestId& id, const absl::Status& status, absl::Time now);
+  void Publish();
+
+  const RouterServerOptions options_;
+  const Clock* const clock_;
+  RouterMetrics metrics_;
+  Mailbox<Event> mailbox_;
+  LinkOutput links_;
+  std::thread thread_;
+
+  // The router's thread only.
+  RouterCore core_;
+  std::map<RequestId, Live> live_;
+
+  mutable absl::Mutex mu_;
+  Snapshot snapshot_ ABSL_GUARDED_BY(mu_);
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace deltamesh
