@@ -25,11 +25,14 @@ class TestHandler final : public HttpHandler {
  public:
   void Handle(HttpRequest request, std::shared_ptr<HttpResponder> responder) override {
     if (request.path == "/echo") {
-      responder->Send({.status = 200, .content_type = "text/plain", .headers = {{"X-Query", request.query}},
+      responder->Send({.status = 200,
+                       .content_type = "text/plain",
+                       .headers = {{"X-Query", request.query}},
                        .body = request.method + ":" + request.body});
     } else if (request.path == "/stream") {
       std::thread([responder] {
-        responder->Begin({.status = 200, .content_type = "text/event-stream", .headers = {}, .body = ""});
+        responder->Begin(
+            {.status = 200, .content_type = "text/event-stream", .headers = {}, .body = ""});
         for (int i = 0; i < 3; ++i) {
           responder->Write("data: " + std::to_string(i) + "\n\n");
           std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -106,7 +109,8 @@ TEST_F(HttpServerTest, RequestInSingleBytesAndChunkedBody) {
   Start();
   RawHttp client(server->port());
   const std::string bytes =
-      "POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
+      "POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: "
+      "chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
   for (const char c : bytes) client.Send(std::string_view(&c, 1));
   EXPECT_EQ(client.ReadResponse().body, "POST:abcde");
 }
@@ -116,7 +120,7 @@ TEST_F(HttpServerTest, HeadHasTheLengthAndNoBody) {
   RawHttp client(server->port());
   client.Send("HEAD /echo HTTP/1.1\r\nHost: t\r\n\r\n");
   EXPECT_THAT(client.ReadUntil("\r\n\r\n"), HasSubstr("Content-Length: 4\r\n"));
-  client.Send(RawHttp::Get("/echo"));   // the connection is still in step
+  client.Send(RawHttp::Get("/echo"));  // the connection is still in step
   EXPECT_EQ(client.ReadResponse().body, "GET:");
 }
 
@@ -144,12 +148,14 @@ TEST_F(HttpServerTest, MalformedInputIsRefusedByKind) {
   Start(options);
   EXPECT_EQ(Ask("nonsense\r\n\r\n").status, 400);
   EXPECT_EQ(Ask("GET / HTTP/9.9\r\n\r\n").status, 400);
-  EXPECT_EQ(Ask("GET /echo HTTP/1.1\r\n\r\n").status, 400);              // no Host
+  EXPECT_EQ(Ask("GET /echo HTTP/1.1\r\n\r\n").status, 400);  // no Host
   EXPECT_EQ(Ask("GET echo HTTP/1.1\r\nHost: t\r\n\r\n").status, 400);
   EXPECT_EQ(Ask("GET /echo HTTP/1.1\r\nHost : t\r\n\r\n").status, 400);
   EXPECT_EQ(Ask("POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: x\r\n\r\n").status, 400);
   EXPECT_EQ(Ask("BREW /echo HTTP/1.1\r\nHost: t\r\n\r\n").status, 501);
-  EXPECT_EQ(Ask("GET /echo HTTP/1.1\r\nHost: t\r\nX: " + std::string(5000, 'a') + "\r\n\r\n").status, 431);
+  EXPECT_EQ(
+      Ask("GET /echo HTTP/1.1\r\nHost: t\r\nX: " + std::string(5000, 'a') + "\r\n\r\n").status,
+      431);
   EXPECT_EQ(Ask(RawHttp::Post("/echo", std::string(101, 'a'))).status, 413);
   EXPECT_EQ(Ask(RawHttp::Post("/echo", std::string(100, 'a'))).status, 200);
 }
@@ -164,7 +170,8 @@ TEST_F(HttpServerTest, HugeBodyIsRefusedWhileTheClientStillSends) {
 TEST_F(HttpServerTest, ContinueIsSentBeforeTheBody) {
   Start();
   RawHttp client(server->port());
-  client.Send("POST /echo HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n");
+  client.Send(
+      "POST /echo HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n");
   EXPECT_EQ(client.ReadUntil("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
   client.Send("ab");
   EXPECT_EQ(client.ReadResponse().body, "POST:ab");
@@ -286,7 +293,8 @@ TEST(HttpOpsTest, HealthReadinessAndMetrics) {
   Metrics metrics(MetricLabels{{"role", "test"}});
   absl::Status ready = absl::UnavailableError("no worker");
   int refreshed = 0;
-  HttpOps ops(&metrics, [&] { return ready; }, [&] { ++refreshed; });
+  HttpOps ops(
+      &metrics, [&] { return ready; }, [&] { ++refreshed; });
   auto server = HttpServer::Start({}, &ops);
   ASSERT_TRUE(server.ok());
   RawHttp client((*server)->port());

@@ -85,17 +85,20 @@ TEST_F(MembershipTest, NewerAndEqualEpochReplaceOlderIsRefused) {
   ASSERT_TRUE(Submit("a", 10).ok());
   Drain();
   Open(2, TestRegister("d1", mesh::ROLE_DECODE, 4));
-  EXPECT_THAT(Drain(), HasSubstr("2 closed FAILED_PRECONDITION: epoch: worker \"d1\" registers with "
-                                 "epoch 4, epoch 5 is registered"));
-  Open(3, TestRegister("d1", mesh::ROLE_DECODE, 5));   // the same life on a new connection
-  EXPECT_EQ(Drain(),
-            "1 closed ABORTED: worker \"d1\" registered again with epoch 5\n"
-            "3 <- Registered by r\n"
-            "client a failed UNAVAILABLE: decode worker \"d1\" was lost: it registered again with epoch "
-            "5; send the request again\n");
+  EXPECT_THAT(Drain(),
+              HasSubstr("2 closed FAILED_PRECONDITION: epoch: worker \"d1\" registers with "
+                        "epoch 4, epoch 5 is registered"));
+  Open(3, TestRegister("d1", mesh::ROLE_DECODE, 5));  // the same life on a new connection
+  EXPECT_EQ(
+      Drain(),
+      "1 closed ABORTED: worker \"d1\" registered again with epoch 5\n"
+      "3 <- Registered by r\n"
+      "client a failed UNAVAILABLE: decode worker \"d1\" was lost: it registered again with epoch "
+      "5; send the request again\n");
   Open(4, TestRegister("d1", mesh::ROLE_DECODE, 6));
-  EXPECT_EQ(Drain(),
-            "3 closed ABORTED: worker \"d1\" registered again with epoch 6\n4 <- Registered by r\n");
+  EXPECT_EQ(
+      Drain(),
+      "3 closed ABORTED: worker \"d1\" registered again with epoch 6\n4 <- Registered by r\n");
   EXPECT_EQ(core->gauges().decode_workers, 1);
   // The old link's end must not take the new life down.
   core->OnLinkClosed(1, absl::OkStatus(), now);
@@ -107,7 +110,8 @@ TEST_F(MembershipTest, LinksMustRegisterInTimeAndFirst) {
   core->OnLinkOpened(1, now);
   core->OnLinkOpened(2, now);
   Beat(2);
-  EXPECT_EQ(Drain(), "2 closed FAILED_PRECONDITION: the first message of a link must be Register\n");
+  EXPECT_EQ(Drain(),
+            "2 closed FAILED_PRECONDITION: the first message of a link must be Register\n");
   now += absl::Milliseconds(5001);
   core->Tick(now);
   EXPECT_EQ(Drain(), "1 closed DEADLINE_EXCEEDED: no registration within 5s of opening the link\n");
@@ -139,7 +143,8 @@ TEST_F(MembershipTest, LinkBound) {
   EXPECT_EQ(Drain(), "");
 }
 
-mesh::WorkerMessage Shard(const std::string& name, uint32_t shard, uint32_t shards, uint64_t epoch = 1) {
+mesh::WorkerMessage Shard(const std::string& name, uint32_t shard, uint32_t shards,
+                          uint64_t epoch = 1) {
   mesh::WorkerMessage m = TestRegister(name, mesh::ROLE_EXPERT, epoch);
   m.mutable_register_()->mutable_experts()->set_shard(shard);
   m.mutable_register_()->mutable_experts()->set_shards(shards);

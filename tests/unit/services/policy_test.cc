@@ -64,7 +64,8 @@ TEST(PolicyTest, TiesGoToMoreRoomThenSpreadByAStableHash) {
   std::vector<WorkerLoad> reversed(w.rbegin(), w.rend());
   for (int i = 0; i < 50; ++i) {
     const std::string id = "request-" + std::to_string(i);
-    EXPECT_EQ(w[*ChooseWorker(w, Shape(id))].name, reversed[*ChooseWorker(reversed, Shape(id))].name);
+    EXPECT_EQ(w[*ChooseWorker(w, Shape(id))].name,
+              reversed[*ChooseWorker(reversed, Shape(id))].name);
   }
 }
 

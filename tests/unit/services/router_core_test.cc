@@ -35,8 +35,8 @@ TEST_F(RequestTest, WholeLifeThroughBothWorkers) {
 }
 
 TEST_F(RequestTest, HandoffPositionIsTheLastBlockBoundaryBeforeTheLastToken) {
-  const std::vector<std::pair<int64_t, int64_t>> cases = {{1, 0},   {63, 0},  {64, 0},   {65, 64},
-                                                          {128, 64}, {129, 128}, {200, 192}};
+  const std::vector<std::pair<int64_t, int64_t>> cases = {
+      {1, 0}, {63, 0}, {64, 0}, {65, 64}, {128, 64}, {129, 128}, {200, 192}};
   for (const auto& [prompt, handoff] : cases) {
     ASSERT_TRUE(Submit("a", prompt).ok());
     EXPECT_EQ(Drain(), absl::StrFormat("2 <- StartDecode a prompt=%d handoff=%d max=8 attempt=1\n",
@@ -51,7 +51,8 @@ TEST_F(RequestTest, WithoutPrefillWorkerTheDecodeWorkerComputesThePrompt) {
   ASSERT_TRUE(Submit("a", 200).ok());
   EXPECT_EQ(Drain(), "2 <- StartDecode a prompt=200 handoff=0 max=8 attempt=1\n");
   Tokens(kDecode, "a", {5}, 0, mesh::SequenceOutput::STOP_TOKEN);
-  EXPECT_EQ(Drain(), "client a tokens [5] at 0\nclient a finished STOP_TOKEN usage 200+1 cached 0\n");
+  EXPECT_EQ(Drain(),
+            "client a tokens [5] at 0\nclient a finished STOP_TOKEN usage 200+1 cached 0\n");
 }
 
 TEST_F(RequestTest, RefusedHandoffIsTriedOnAnotherPrefillWorkerUnderANewGrant) {
@@ -65,10 +66,10 @@ TEST_F(RequestTest, RefusedHandoffIsTriedOnAnotherPrefillWorkerUnderANewGrant) {
   Verdict(kDecode, "a", 1, absl::StatusCode::kDataLoss, "CHECKSUM: region 3");
   EXPECT_EQ(Drain(), absl::StrFormat("%d <- Cancel a\n", used));
   Grant(kDecode, "a", 64, 2, 8);
-  EXPECT_EQ(Drain(), absl::StrFormat("%d <- StartPrefill a tokens=64 transfer=8 attempt=2\n", other));
+  EXPECT_EQ(Drain(),
+            absl::StrFormat("%d <- StartPrefill a tokens=64 transfer=8 attempt=2\n", other));
   ASSERT_EQ(core->counters().handoff_results.size(), 1u);
-  EXPECT_EQ(core->counters().handoff_results[0],
-            (std::pair<std::string, uint64_t>{"CHECKSUM", 1}));
+  EXPECT_EQ(core->counters().handoff_results[0], (std::pair<std::string, uint64_t>{"CHECKSUM", 1}));
   EXPECT_EQ(core->counters().handoffs_refused, 1u);
 }
 
@@ -100,8 +101,7 @@ TEST_F(RequestTest, PrefillWorkerLostWithNoOtherMakesTheDecodeWorkerComputeThePr
   Grant(kDecode, "a", 64, 1);
   Drain();
   core->OnLinkClosed(kPrefill, absl::UnavailableError("reset"), now);
-  EXPECT_EQ(Drain(),
-            "2 <- Cancel a\n2 <- StartDecode a prompt=100 handoff=0 max=8 attempt=2\n");
+  EXPECT_EQ(Drain(), "2 <- Cancel a\n2 <- StartDecode a prompt=100 handoff=0 max=8 attempt=2\n");
   // What the old attempt still says is ignored.
   Verdict(kDecode, "a", 1, absl::StatusCode::kUnavailable, "PEER_LOST");
   Grant(kDecode, "a", 64, 1);
@@ -109,7 +109,8 @@ TEST_F(RequestTest, PrefillWorkerLostWithNoOtherMakesTheDecodeWorkerComputeThePr
   EXPECT_EQ(Drain(), "");
   EXPECT_EQ(core->counters().stale_messages, 3u);
   Tokens(kDecode, "a", {9}, 0, mesh::SequenceOutput::STOP_TOKEN);
-  EXPECT_EQ(Drain(), "client a tokens [9] at 0\nclient a finished STOP_TOKEN usage 100+1 cached 0\n");
+  EXPECT_EQ(Drain(),
+            "client a tokens [9] at 0\nclient a finished STOP_TOKEN usage 100+1 cached 0\n");
 }
 
 TEST_F(RequestTest, PrefillGivingUpWaitsForTheDecodeWorkersVerdict) {
@@ -154,9 +155,10 @@ TEST_F(RequestTest, FullDecodeWorkerIsRetriedAfterItsHeartbeatAndThenExhausts) {
     }
     Beat(kDecode);
   }
-  EXPECT_EQ(Drain(),
-            "2 <- Cancel a\nclient a failed RESOURCE_EXHAUSTED: decode workers refused 4 times, last "
-            "\"d1\": no slab; retry later\n");
+  EXPECT_EQ(
+      Drain(),
+      "2 <- Cancel a\nclient a failed RESOURCE_EXHAUSTED: decode workers refused 4 times, last "
+      "\"d1\": no slab; retry later\n");
 }
 
 TEST_F(RequestTest, LostDecodeWorkerFailsItsRequestsAndOnlyThose) {
@@ -166,14 +168,17 @@ TEST_F(RequestTest, LostDecodeWorkerFailsItsRequestsAndOnlyThose) {
     ASSERT_TRUE(Submit(id, 10).ok());
     where[id] = Drain()[0] == '2' ? kDecode : kDecode2;
   }
-  ASSERT_EQ(std::count_if(where.begin(), where.end(),
-                          [](const auto& w) { return w.second == kDecode; }), 2);
+  ASSERT_EQ(
+      std::count_if(where.begin(), where.end(), [](const auto& w) { return w.second == kDecode; }),
+      2);
   core->OnLinkClosed(kDecode, absl::UnavailableError("reset"), now);
   std::string expected;
   for (const auto& [id, link] : where) {
     if (link == kDecode) {
-      expected += absl::StrFormat("client %s failed UNAVAILABLE: decode worker \"d1\" was lost: reset; "
-                                  "send the request again\n", id);
+      expected += absl::StrFormat(
+          "client %s failed UNAVAILABLE: decode worker \"d1\" was lost: reset; "
+          "send the request again\n",
+          id);
     }
   }
   EXPECT_EQ(Drain(), expected);
@@ -185,10 +190,11 @@ TEST_F(RequestTest, SilentWorkerIsLostWithinItsLease) {
   ASSERT_TRUE(Submit("a", 10).ok());
   Drain();
   Pass(absl::Seconds(4), {kPrefill});
-  EXPECT_EQ(Drain(),
-            "2 closed UNAVAILABLE: worker \"d1\" was silent for 4s, its lease is 3s\n"
-            "client a failed UNAVAILABLE: decode worker \"d1\" was lost: silent for longer than its "
-            "lease of 3s; send the request again\n");
+  EXPECT_EQ(
+      Drain(),
+      "2 closed UNAVAILABLE: worker \"d1\" was silent for 4s, its lease is 3s\n"
+      "client a failed UNAVAILABLE: decode worker \"d1\" was lost: silent for longer than its "
+      "lease of 3s; send the request again\n");
   EXPECT_EQ(core->counters().leases_expired, 1u);
   // The link's own end and its last words change nothing.
   Tokens(kDecode, "a", {1}, 0);
@@ -221,7 +227,7 @@ TEST_F(RequestTest, BlocksCountAsRoomToo) {
 TEST_F(RequestTest, HeartbeatOfFreeRoomFromBeforeAPlacementDoesNotOverfill) {
   for (const std::string id : {"a", "b", "c", "d"}) ASSERT_TRUE(Submit(id, 10).ok());
   Drain();
-  Beat(kDecode, 4);   // left the worker before any of them arrived
+  Beat(kDecode, 4);  // left the worker before any of them arrived
   ASSERT_TRUE(Submit("e", 10).ok());
   EXPECT_EQ(Drain(), "");
   EXPECT_EQ(core->gauges().waiting, 1);
@@ -239,8 +245,9 @@ TEST_F(RequestTest, QueueAndLiveBoundsRefuse) {
   ASSERT_TRUE(Submit("b", 10).ok());
   ASSERT_TRUE(Submit("c", 10).ok());
   const absl::Status full = Submit("d", 10);
-  EXPECT_EQ(full.ToString(),
-            "RESOURCE_EXHAUSTED: 2 requests wait for a decode worker, the router's bound; retry later");
+  EXPECT_EQ(
+      full.ToString(),
+      "RESOURCE_EXHAUSTED: 2 requests wait for a decode worker, the router's bound; retry later");
   EXPECT_EQ(core->gauges().live, 3);
   EXPECT_EQ(core->counters().rejected, 1u);
 }
@@ -249,7 +256,8 @@ TEST_F(RequestTest, WaitingTooLongEndsWithRetryLater) {
   for (const std::string id : {"a", "b", "c", "d", "e"}) ASSERT_TRUE(Submit(id, 10).ok());
   Drain();
   Pass(absl::Seconds(61), {kDecode, kPrefill});
-  EXPECT_EQ(Drain(), "client e failed RESOURCE_EXHAUSTED: waited 1m for a worker with room; retry later\n");
+  EXPECT_EQ(Drain(),
+            "client e failed RESOURCE_EXHAUSTED: waited 1m for a worker with room; retry later\n");
 }
 
 TEST_F(RequestTest, DeadlineFreesEverythingEverywhere) {
@@ -259,9 +267,10 @@ TEST_F(RequestTest, DeadlineFreesEverythingEverywhere) {
   Grant(kDecode, "a", 64, 1);
   Drain();
   Pass(absl::Seconds(2), {kDecode, kPrefill});
-  EXPECT_EQ(Drain(),
-            "2 <- Cancel a\n1 <- Cancel a\n"
-            "client a failed DEADLINE_EXCEEDED: the request's deadline passed after 0 of 8 tokens\n");
+  EXPECT_EQ(
+      Drain(),
+      "2 <- Cancel a\n1 <- Cancel a\n"
+      "client a failed DEADLINE_EXCEEDED: the request's deadline passed after 0 of 8 tokens\n");
   r.request_id = "b";
   EXPECT_EQ(core->Submit(r, now).code(), absl::StatusCode::kDeadlineExceeded);
 }
@@ -284,9 +293,10 @@ TEST_F(RequestTest, DuplicateTokensAreDroppedAndGapsRefused) {
   EXPECT_EQ(Drain(), "client a tokens [1 2] at 0\nclient a tokens [3] at 2\n");
   EXPECT_EQ(core->counters().stale_messages, 2u);
   Tokens(kDecode, "a", {5}, 4);
-  EXPECT_EQ(Drain(),
-            "2 <- Cancel a\nclient a failed INTERNAL: decode worker \"d1\" sent tokens [4, 5) with 0 "
-            "scores after 3 of 8\n");
+  EXPECT_EQ(
+      Drain(),
+      "2 <- Cancel a\nclient a failed INTERNAL: decode worker \"d1\" sent tokens [4, 5) with 0 "
+      "scores after 3 of 8\n");
   EXPECT_EQ(core->counters().malformed_messages, 1u);
 }
 
@@ -319,9 +329,10 @@ TEST_F(RequestTest, CancelIsSilentAndIdempotent) {
 
 TEST_F(RequestTest, RefusalsBeforeAnyWorkNameTheThing) {
   EXPECT_EQ(Submit("a", 0).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Submit("a", 2048).ToString(),
-            "INVALID_ARGUMENT: prompt: 2048 tokens leave no room for an answer in a context of 2048; "
-            "shorten it");
+  EXPECT_EQ(
+      Submit("a", 2048).ToString(),
+      "INVALID_ARGUMENT: prompt: 2048 tokens leave no room for an answer in a context of 2048; "
+      "shorten it");
   ASSERT_TRUE(Submit("a", 10).ok());
   EXPECT_EQ(Submit("a", 10).code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(core->counters().rejected, 3u);

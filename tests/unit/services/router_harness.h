@@ -27,7 +27,8 @@ inline mesh::ModelIdentity TestIdentity() {
   return id;
 }
 
-inline mesh::WorkerMessage TestRegister(const std::string& name, mesh::Role role, uint64_t epoch = 1) {
+inline mesh::WorkerMessage TestRegister(const std::string& name, mesh::Role role,
+                                        uint64_t epoch = 1) {
   mesh::WorkerMessage m;
   mesh::Register* r = m.mutable_register_();
   r->set_name(name);
@@ -58,8 +59,9 @@ inline std::string DescribeMessage(const mesh::RouterMessage& m) {
     }
     case mesh::RouterMessage::kStartDecode: {
       const auto& s = m.start_decode();
-      return absl::StrFormat("StartDecode %s prompt=%d handoff=%d max=%d attempt=%d", s.request_id(),
-                             s.prompt_size(), s.handoff_tokens(), s.max_tokens(), s.attempt());
+      return absl::StrFormat("StartDecode %s prompt=%d handoff=%d max=%d attempt=%d",
+                             s.request_id(), s.prompt_size(), s.handoff_tokens(), s.max_tokens(),
+                             s.attempt());
     }
     case mesh::RouterMessage::kStartPrefill: {
       const auto& s = m.start_prefill();

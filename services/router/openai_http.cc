@@ -1,0 +1,161 @@
+#include "services/router/openai_http.h"
+
+#include <utility>
+
+#include "runtime/base/status.h"
+#include "services/router/inference_service.h"
+#include "services/router/openai_reply.h"
+
+namespace deltamesh {
+namespace {
+
+constexpr std::string_view kModels = "/v1/models";
+
+// One answer on its way to an HTTP client. Called on the router's thread.
+class HttpAnswer final : public AnswerSink {
+ public:
+  HttpAnswer(RequestId id, ReplyWriter writer, bool stream,
+             std::shared_ptr<HttpResponder> responder, RouterServer* router)
+      : id_(std::move(id)),
+        writer_(std::move(writer)),
+        stream_(stream),
+        responder_(std::move(responder)),
+        router_(router) {}
+
+  void OnEvent(AnswerEvent event) override {
+    if (!stream_) return writer_.Collect(std::move(event));
+    Write(writer_.Chunks(std::move(event)));
+  }
+
+  void OnEnd(AnswerEnd end) override {
+    if (!stream_) {
+      HttpResponse response;
+      response.headers = Headers();
+      response.body = writer_.Whole(end);
+      return responder_->Send(std::move(response));
+    }
+    std::vector<std::string> last = writer_.LastChunks(end);
+    last.push_back("[DONE]");
+    Write(last);
+    responder_->End();
+  }
+
+  // A stream that has begun cannot change its status any more: the error becomes its last event.
+  void OnError(const absl::Status& status) override {
+    if (!begun_) {
+      HttpResponse response = ErrorReply(status);
+      for (auto& header : Headers()) response.headers.push_back(std::move(header));
+      return responder_->Send(std::move(response));
+    }
+    Write({ErrorReply(status).body});
+    responder_->End();
+  }
+
+ private:
+  HttpHeaders Headers() const { return {{"X-Request-Id", id_}}; }
+
+  // The status line waits for the first output, so that a request that fails before has a status of its
+  // own.
+  void Write(const std::vector<std::string>& chunks) {
+    if (chunks.empty()) return;
+    if (!begun_) {
+      begun_ = true;
+      HttpResponse head;
+      head.content_type = "text/event-stream; charset=utf-8";
+      head.headers = Headers();
+      head.headers.emplace_back("Cache-Control", "no-cache");
+      head.headers.emplace_back("X-Accel-Buffering",
+                                "no");  // proxies that would collect the stream
+      responder_->Begin(std::move(head));
+    }
+    std::string frames;
+    for (const std::string& chunk : chunks) frames += "data: " + chunk + "\n\n";
+    if (!responder_->Write(std::move(frames))) router_->Cancel(id_, this);
+  }
+
+  const RequestId id_;
+  ReplyWriter writer_;
+  const bool stream_;
+  const std::shared_ptr<HttpResponder> responder_;
+  RouterServer* const router_;
+  bool begun_ = false;
+};
+
+HttpResponse MethodError(const std::string& path, const char* allowed) {
+  HttpResponse response = ErrorReply(InvalidArgument("%s answers %s only", path, allowed));
+  response.status = 405;
+  response.headers = {{"Allow", allowed}};
+  return response;
+}
+
+Json ModelJson(const v1::ModelInfo& info, int64_t created) {
+  Json out;
+  out["id"] = info.name();
+  out["object"] = "model";
+  out["created"] = created;
+  out["owned_by"] = "deltamesh";
+  out["family"] = info.family();
+  out["digest"] = info.digest();
+  out["context_length"] = info.context_tokens();
+  out["random_weights"] = info.random_weights();
+  return out;
+}
+
+}  // namespace
+
+void OpenAiHttp::Handle(HttpRequest request, std::shared_ptr<HttpResponder> responder) {
+  const bool chat = request.path == "/v1/chat/completions";
+  if (chat || request.path == "/v1/completions") {
+    if (request.method != "POST") return responder->Send(MethodError(request.path, "POST"));
+    return Complete(request, chat, std::move(responder));
+  }
+  const bool one = request.path.starts_with(std::string(kModels) + "/");
+  if (one || request.path == kModels) {
+    if (request.method != "GET") return responder->Send(MethodError(request.path, "GET"));
+    return Models(one ? request.path.substr(kModels.size() + 1) : "", responder.get());
+  }
+  responder->Send(ErrorReply(NotFound(
+      "%s is not served; use /v1/chat/completions, /v1/completions or /v1/models", request.path)));
+}
+
+void OpenAiHttp::Models(const std::string& name, HttpResponder* responder) const {
+  if (const absl::Status status = front_->CheckModel(name); !status.ok()) {
+    return responder->Send(ErrorReply(status));
+  }
+  const Json model =
+      ModelJson(CurrentModelInfo(*front_, *router_), absl::ToUnixSeconds(router_->now()));
+  HttpResponse response;
+  response.body =
+      name.empty() ? Json{{"object", "list"}, {"data", Json::array({model})}}.dump() : model.dump();
+  responder->Send(std::move(response));
+}
+
+void OpenAiHttp::Complete(const HttpRequest& request, bool chat,
+                          std::shared_ptr<HttpResponder> responder) {
+  const absl::StatusOr<Json> body = ParseJson(request.body, "body");
+  if (!body.ok()) return responder->Send(ErrorReply(body.status()));
+  absl::StatusOr<OpenAiRequest> parsed = chat ? ParseChatCompletion(*body) : ParseCompletion(*body);
+  if (!parsed.ok()) return responder->Send(ErrorReply(parsed.status()));
+  const bool logprobs = parsed->spec.logprobs.has_value();
+  absl::StatusOr<PreparedRequest> prepared = front_->Prepare(std::move(parsed->spec));
+  if (!prepared.ok()) return responder->Send(ErrorReply(prepared.status()));
+
+  const RequestId id = prepared->request.request_id;
+  ReplyWriter writer({.id = (chat ? "chatcmpl-" : "cmpl-") + id,
+                      .model = front_->model_info().name(),
+                      .created = absl::ToUnixSeconds(router_->now()),
+                      .chat = chat,
+                      .logprobs = logprobs,
+                      .include_usage = parsed->include_usage},
+                     &front_->tokenizer());
+  auto answer =
+      std::make_shared<HttpAnswer>(id, std::move(writer), parsed->stream, responder, router_);
+  router_->Generate(*std::move(prepared), answer);
+  // After Generate, so that a client that is gone already is cancelled and not missed. The answer itself
+  // is not kept alive by this: its address only tells it apart from a later request of the same id.
+  responder->OnGone([router = router_, id, key = static_cast<const AnswerSink*>(answer.get())] {
+    router->Cancel(id, key);
+  });
+}
+
+}  // namespace deltamesh

@@ -1,0 +1,335 @@
+#include "services/router/openai_request.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+namespace {
+
+// Typed access to the fields of one object. Absent and null leave the output as it is.
+class Fields {
+ public:
+  explicit Fields(const Json& object, std::string prefix = "")
+      : object_(object), prefix_(std::move(prefix)) {}
+
+  // Null when absent.
+  const Json* Find(const char* name) const {
+    const auto it = object_.find(name);
+    return it == object_.end() || it->is_null() ? nullptr : &*it;
+  }
+  absl::Status Wrong(const char* name, const Json& value, const char* use) const {
+    return InvalidArgument("%s%s: is %s; use %s", prefix_, name, Kind(value), use);
+  }
+
+  absl::Status Get(const char* name, bool* out) const {
+    const Json* v = Find(name);
+    if (v == nullptr) return absl::OkStatus();
+    if (!v->is_boolean()) return Wrong(name, *v, "true or false");
+    *out = v->get<bool>();
+    return absl::OkStatus();
+  }
+  absl::Status Get(const char* name, std::string* out) const {
+    const Json* v = Find(name);
+    if (v == nullptr) return absl::OkStatus();
+    if (!v->is_string()) return Wrong(name, *v, "a string");
+    *out = v->get<std::string>();
+    return absl::OkStatus();
+  }
+  absl::Status Get(const char* name, std::optional<double>* out) const {
+    const Json* v = Find(name);
+    if (v == nullptr) return absl::OkStatus();
+    if (!v->is_number()) return Wrong(name, *v, "a number");
+    *out = v->get<double>();
+    return absl::OkStatus();
+  }
+  absl::Status Get(const char* name, std::optional<int64_t>* out) const {
+    const Json* v = Find(name);
+    if (v == nullptr) return absl::OkStatus();
+    ASSIGN_OR_RETURN(*out, Integer(prefix_ + name, *v));
+    return absl::OkStatus();
+  }
+
+  static absl::StatusOr<int64_t> Integer(const std::string& field, const Json& v) {
+    if (v.is_number_unsigned() && v.get<uint64_t>() > std::numeric_limits<int64_t>::max()) {
+      return InvalidArgument("%s: %s is too large", field, v.dump());
+    }
+    if (v.is_number_integer()) return v.get<int64_t>();
+    // Some clients write 5.0.
+    if (v.is_number_float() && std::nearbyint(v.get<double>()) == v.get<double>() &&
+        std::abs(v.get<double>()) < 9e15) {
+      return static_cast<int64_t>(v.get<double>());
+    }
+    return InvalidArgument("%s: is %s; use a whole number", field, Kind(v));
+  }
+
+  static std::string Kind(const Json& v) {
+    if (v.is_number_float()) return absl::StrFormat("the number %g", v.get<double>());
+    if (v.is_number()) return "the number " + v.dump();
+    return std::string(v.is_array() || v.is_object() ? "an " : "a ") + v.type_name();
+  }
+
+ private:
+  const Json& object_;
+  const std::string prefix_;
+};
+
+absl::Status ReadLogitBias(const Json& bias, v1::SamplingOptions* out) {
+  if (!bias.is_object()) {
+    return InvalidArgument("logit_bias: is %s; use an object of token id to bias",
+                           Fields::Kind(bias));
+  }
+  for (const auto& [key, value] : bias.items()) {
+    int64_t token = 0;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
+    if (error != std::errc() || end != key.data() + key.size() || token < 0 ||
+        token > std::numeric_limits<int32_t>::max()) {
+      return InvalidArgument("logit_bias: \"%s\" is not a token id", key.substr(0, 40));
+    }
+    if (!value.is_number()) {
+      return InvalidArgument("logit_bias: the bias of token %d is %s; use a number", token,
+                             Fields::Kind(value));
+    }
+    (*out->mutable_logit_bias())[static_cast<int32_t>(token)] = value.get<float>();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadSampling(const Fields& fields, v1::SamplingOptions* out) {
+  std::optional<double> temperature, top_p, min_p, repetition, presence, frequency;
+  std::optional<int64_t> top_k, seed;
+  RETURN_IF_ERROR(fields.Get("temperature", &temperature));
+  RETURN_IF_ERROR(fields.Get("top_p", &top_p));
+  RETURN_IF_ERROR(fields.Get("top_k", &top_k));
+  RETURN_IF_ERROR(fields.Get("min_p", &min_p));
+  RETURN_IF_ERROR(fields.Get("repetition_penalty", &repetition));
+  RETURN_IF_ERROR(fields.Get("presence_penalty", &presence));
+  RETURN_IF_ERROR(fields.Get("frequency_penalty", &frequency));
+  if (temperature) out->set_temperature(static_cast<float>(*temperature));
+  if (top_p) out->set_top_p(static_cast<float>(*top_p));
+  if (min_p) out->set_min_p(static_cast<float>(*min_p));
+  if (repetition) out->set_repetition_penalty(static_cast<float>(*repetition));
+  if (presence) out->set_presence_penalty(static_cast<float>(*presence));
+  if (frequency) out->set_frequency_penalty(static_cast<float>(*frequency));
+  if (top_k) {
+    if (*top_k < -1 || *top_k > std::numeric_limits<int32_t>::max()) {
+      return InvalidArgument("top_k: %d is out of range; use 0 or -1 for no limit", *top_k);
+    }
+    out->set_top_k(static_cast<uint32_t>(std::max<int64_t>(*top_k, 0)));
+  }
+  if (const Json* v = fields.Find("seed")) {
+    if (!v->is_number_integer()) return fields.Wrong("seed", *v, "a whole number");
+    out->set_seed(v->is_number_unsigned() ? v->get<uint64_t>()
+                                          : static_cast<uint64_t>(v->get<int64_t>()));
+  }
+  if (const Json* bias = fields.Find("logit_bias")) RETURN_IF_ERROR(ReadLogitBias(*bias, out));
+  return absl::OkStatus();
+}
+
+absl::Status ReadStop(const Fields& fields, GenerateSpec* spec) {
+  if (const Json* stop = fields.Find("stop")) {
+    if (stop->is_string()) {
+      spec->stop.push_back(stop->get<std::string>());
+    } else if (stop->is_array()) {
+      for (size_t i = 0; i < stop->size(); ++i) {
+        if (!(*stop)[i].is_string()) {
+          return InvalidArgument("stop[%d]: is %s; use a string", i, Fields::Kind((*stop)[i]));
+        }
+        spec->stop.push_back((*stop)[i].get<std::string>());
+      }
+    } else {
+      return fields.Wrong("stop", *stop, "a string or a list of strings");
+    }
+  }
+  if (const Json* ids = fields.Find("stop_token_ids")) {
+    if (!ids->is_array()) return fields.Wrong("stop_token_ids", *ids, "a list of token ids");
+    for (size_t i = 0; i < ids->size(); ++i) {
+      ASSIGN_OR_RETURN(const int64_t id,
+                       Fields::Integer(absl::StrFormat("stop_token_ids[%d]", i), (*ids)[i]));
+      spec->stop_token_ids.push_back(
+          static_cast<TokenId>(std::clamp<int64_t>(id, -1, std::numeric_limits<TokenId>::max())));
+    }
+  }
+  return fields.Get("ignore_eos", &spec->ignore_eos);
+}
+
+// A length that was given must allow at least one token.
+absl::Status ReadMaxTokens(const Fields& fields, const char* name, int64_t* out) {
+  std::optional<int64_t> value;
+  RETURN_IF_ERROR(fields.Get(name, &value));
+  if (!value) return absl::OkStatus();
+  if (*value < 1 || *value > std::numeric_limits<int32_t>::max()) {
+    return InvalidArgument("%s: %d is out of range; use 1 or more", name, *value);
+  }
+  *out = *value;
+  return absl::OkStatus();
+}
+
+absl::Status OnlyOne(const Fields& fields, const char* name) {
+  std::optional<int64_t> value;
+  RETURN_IF_ERROR(fields.Get(name, &value));
+  if (!value || *value == 1) return absl::OkStatus();
+  return InvalidArgument("%s: %d is not served; use 1 and send one request per answer", name,
+                         *value);
+}
+
+absl::Status ReadCommon(const Json& body, OpenAiRequest* out) {
+  const Fields fields(body);
+  RETURN_IF_ERROR(fields.Get("model", &out->spec.model));
+  RETURN_IF_ERROR(fields.Get("stream", &out->stream));
+  RETURN_IF_ERROR(OnlyOne(fields, "n"));
+  if (const Json* options = fields.Find("stream_options")) {
+    if (!options->is_object()) return fields.Wrong("stream_options", *options, "an object");
+    if (!out->stream)
+      return InvalidArgument("stream_options: is only for streams; set stream to true");
+    RETURN_IF_ERROR(Fields(*options, "stream_options.").Get("include_usage", &out->include_usage));
+  }
+  RETURN_IF_ERROR(ReadMaxTokens(fields, "max_tokens", &out->spec.max_tokens));
+  RETURN_IF_ERROR(ReadStop(fields, &out->spec));
+  return ReadSampling(fields, &out->spec.sampling);
+}
+
+absl::Status ReadThinking(const Fields& fields, ChatRequest* chat) {
+  RETURN_IF_ERROR(fields.Get("reasoning_effort", &chat->effort));
+  if (chat->effort == "none" || chat->effort == "minimal") {
+    chat->thinking = false;
+    chat->effort.clear();
+  }
+  if (const Json* thinking = fields.Find("thinking")) {
+    if (thinking->is_boolean()) {
+      chat->thinking = thinking->get<bool>();
+    } else if (thinking->is_object()) {
+      std::string type;
+      RETURN_IF_ERROR(Fields(*thinking, "thinking.").Get("type", &type));
+      if (type != "enabled" && type != "disabled") {
+        return InvalidArgument(
+            "thinking.type: \"%s\" is not known; use \"enabled\" or \"disabled\"",
+            type.substr(0, 40));
+      }
+      chat->thinking = type == "enabled";
+    } else {
+      return fields.Wrong("thinking", *thinking, "true, false or {\"type\": \"enabled\"}");
+    }
+  }
+  if (const Json* extra = fields.Find("chat_template_kwargs");
+      extra != nullptr && extra->is_object()) {
+    bool value = chat->thinking.value_or(true);
+    const Fields inner(*extra, "chat_template_kwargs.");
+    for (const char* name : {"thinking", "enable_thinking"}) {
+      if (inner.Find(name) == nullptr) continue;
+      RETURN_IF_ERROR(inner.Get(name, &value));
+      chat->thinking = value;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadTools(const Fields& fields, ChatRequest* chat) {
+  if (const Json* tools = fields.Find("tools")) {
+    if (!tools->is_array()) return fields.Wrong("tools", *tools, "a list of tool declarations");
+    chat->tools = *tools;
+  }
+  if (const Json* choice = fields.Find("tool_choice")) {
+    if (!choice->is_string()) {
+      return fields.Wrong("tool_choice", *choice,
+                          "\"auto\", \"none\" or \"required\": one named tool cannot be forced");
+    }
+    chat->tool_choice = choice->get<std::string>();
+  }
+  if (const Json* format = fields.Find("response_format")) {
+    if (!format->is_object())
+      return fields.Wrong("response_format", *format, "an object with a type");
+    chat->response_format = *format;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckBody(const Json& body) {
+  if (body.is_object()) return absl::OkStatus();
+  return InvalidArgument("body: is %s; send a JSON object", Fields::Kind(body));
+}
+
+// A prompt is text or token ids, alone or as a list of one.
+absl::Status ReadPrompt(const Json& prompt, PromptInput* out) {
+  if (prompt.is_string()) {
+    *out = prompt.get<std::string>();
+    return absl::OkStatus();
+  }
+  if (!prompt.is_array()) {
+    return InvalidArgument("prompt: is %s; use a string or a list of token ids",
+                           Fields::Kind(prompt));
+  }
+  const bool nested = !prompt.empty() && (prompt[0].is_string() || prompt[0].is_array());
+  if (nested && prompt.size() > 1) {
+    return InvalidArgument("prompt: holds %d prompts; send one request for each", prompt.size());
+  }
+  if (nested) return ReadPrompt(prompt[0], out);
+  std::vector<TokenId> ids;
+  ids.reserve(prompt.size());
+  for (size_t i = 0; i < prompt.size(); ++i) {
+    ASSIGN_OR_RETURN(const int64_t id,
+                     Fields::Integer(absl::StrFormat("prompt[%d]", i), prompt[i]));
+    // Out of range either way; the front names the value's bounds.
+    ids.push_back(
+        static_cast<TokenId>(std::clamp<int64_t>(id, -1, std::numeric_limits<TokenId>::max())));
+  }
+  *out = std::move(ids);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<OpenAiRequest> ParseChatCompletion(const Json& body) {
+  RETURN_IF_ERROR(CheckBody(body));
+  OpenAiRequest out;
+  out.chat = true;
+  RETURN_IF_ERROR(ReadCommon(body, &out));
+  const Fields fields(body);
+  RETURN_IF_ERROR(ReadMaxTokens(fields, "max_completion_tokens", &out.spec.max_tokens));
+  bool logprobs = false;
+  std::optional<int64_t> top;
+  RETURN_IF_ERROR(fields.Get("logprobs", &logprobs));
+  RETURN_IF_ERROR(fields.Get("top_logprobs", &top));
+  if (top && !logprobs) {
+    return InvalidArgument("top_logprobs: needs logprobs; set logprobs to true");
+  }
+  if (top && (*top < 0 || *top > 20)) {
+    return InvalidArgument("top_logprobs: %d is out of range; use 0 to 20", *top);
+  }
+  if (logprobs) out.spec.logprobs = top.value_or(0);
+
+  ChatRequest chat;
+  const Json* messages = fields.Find("messages");
+  if (messages == nullptr) return InvalidArgument("messages: is missing; send a list of messages");
+  ASSIGN_OR_RETURN(chat.messages, ChatMessagesFromJson(*messages));
+  RETURN_IF_ERROR(ReadTools(fields, &chat));
+  RETURN_IF_ERROR(ReadThinking(fields, &chat));
+  out.spec.input = std::move(chat);
+  return out;
+}
+
+absl::StatusOr<OpenAiRequest> ParseCompletion(const Json& body) {
+  RETURN_IF_ERROR(CheckBody(body));
+  OpenAiRequest out;
+  out.spec.max_tokens = kCompletionTokensDefault;
+  RETURN_IF_ERROR(ReadCommon(body, &out));
+  const Fields fields(body);
+  RETURN_IF_ERROR(OnlyOne(fields, "best_of"));
+  bool echo = false;
+  RETURN_IF_ERROR(fields.Get("echo", &echo));
+  if (echo) return InvalidArgument("echo: is not served; leave it out");
+  std::string suffix;
+  RETURN_IF_ERROR(fields.Get("suffix", &suffix));
+  if (!suffix.empty()) return InvalidArgument("suffix: is not served; leave it out");
+  RETURN_IF_ERROR(fields.Get("logprobs", &out.spec.logprobs));
+  const Json* prompt = fields.Find("prompt");
+  if (prompt == nullptr) return InvalidArgument("prompt: is missing; send text or token ids");
+  RETURN_IF_ERROR(ReadPrompt(*prompt, &out.spec.input));
+  return out;
+}
+
+}  // namespace deltamesh

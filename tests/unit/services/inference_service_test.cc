@@ -1,0 +1,256 @@
+// deltamesh.v1.Inference over a real gRPC connection, in front of a scripted decode worker.
+#include "services/router/inference_service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include "services/common/grpc_server.h"
+#include "tests/unit/services/fake_mesh.h"
+
+namespace deltamesh {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Answer {
+  std::string text, reasoning;
+  std::vector<int> tokens;
+  size_t infos = 0;
+  v1::Finish finish;
+  grpc::Status status;
+};
+
+class InferenceServiceTest : public ::testing::Test {
+ protected:
+  void Start(bool join = true) {
+    if (script) mesh.script = script;
+    if (join) mesh.Join();
+    service = std::make_unique<InferenceService>(mesh.front.get(), mesh.router.get());
+    auto started = GrpcServer::Start({}, {service.get()});
+    ASSERT_TRUE(started.ok()) << started.status();
+    server = *std::move(started);
+    stub = v1::Inference::NewStub(
+        grpc::CreateChannel(server->address(), grpc::InsecureChannelCredentials()));
+  }
+
+  static v1::GenerateRequest Hello() {
+    v1::GenerateRequest r;
+    auto* m = r.mutable_chat()->add_messages();
+    m->set_role("user");
+    m->set_content("Hi");
+    return r;
+  }
+
+  Answer Run(const v1::GenerateRequest& request, absl::Duration deadline = absl::Seconds(20)) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
+    auto reader = stub->Generate(&context, request);
+    Answer a;
+    for (v1::GenerateEvent event; reader->Read(&event);) {
+      EXPECT_FALSE(a.finish.has_usage()) << "an event after the finish";
+      if (event.has_finish()) a.finish = event.finish();
+      a.text += event.delta().text();
+      a.reasoning += event.delta().reasoning();
+      for (const int t : event.delta().tokens()) a.tokens.push_back(t);
+      a.infos += static_cast<size_t>(event.delta().infos_size());
+    }
+    a.status = reader->Finish();
+    return a;
+  }
+
+  FakeMesh mesh;
+  std::function<Script(const mesh::StartDecode&)> script;
+  std::unique_ptr<InferenceService> service;
+  std::unique_ptr<GrpcServer> server;
+  std::unique_ptr<v1::Inference::Stub> stub;
+};
+
+TEST_F(InferenceServiceTest, StreamsAnAnswer) {
+  Start();
+  v1::GenerateRequest r = Hello();
+  r.set_logprobs(2);
+  r.mutable_sampling()->set_seed(42);
+  const Answer a = Run(r);
+  ASSERT_TRUE(a.status.ok()) << a.status.error_message();
+  EXPECT_EQ(a.text, "Hello world");
+  EXPECT_EQ(a.finish.reason(), v1::FINISH_REASON_STOP);
+  EXPECT_EQ(a.finish.seed(), 42u);
+  EXPECT_EQ(a.finish.usage().completion_tokens(), a.tokens.size());
+  EXPECT_EQ(a.infos, a.tokens.size());
+  EXPECT_EQ(a.tokens.back(), mesh.front->tokenizer().eos_ids()[0]);
+}
+
+TEST_F(InferenceServiceTest, TextTokensStopAndDrawnSeeds) {
+  script = [this](const mesh::StartDecode&) { return mesh.Say("one two three four"); };
+  Start();
+  v1::GenerateRequest r;
+  r.set_text("Once upon");
+  r.mutable_stop()->add_strings("three");
+  const Answer a = Run(r);
+  EXPECT_EQ(a.text, "one two ");
+  EXPECT_EQ(a.finish.stop_string(), "three");
+  EXPECT_EQ(a.finish.reason(), v1::FINISH_REASON_STOP);
+  v1::GenerateRequest t;
+  t.mutable_tokens()->add_ids(9);
+  t.mutable_stop()->set_max_tokens(1);
+  t.mutable_stop()->set_ignore_eos(true);
+  t.mutable_stop()->add_token_ids(77);
+  const Answer b = Run(t);
+  EXPECT_EQ(b.finish.reason(), v1::FINISH_REASON_LENGTH);
+  EXPECT_EQ(mesh.started()[1].stop_token_ids_size(), 1);
+  EXPECT_NE(a.finish.seed(), b.finish.seed());
+}
+
+TEST_F(InferenceServiceTest, BadInputIsNamedBeforeAnyWork) {
+  Start();
+  const std::vector<std::pair<std::function<void(v1::GenerateRequest*)>, std::string>> cases = {
+      {[](auto* r) { r->clear_input(); }, "input: is missing"},
+      {[](auto* r) { r->mutable_sampling()->set_temperature(-1); }, "temperature: -1"},
+      {[](auto* r) { r->mutable_sampling()->set_top_p(std::nanf("")); }, "top_p: nan"},
+      {[](auto* r) { r->mutable_sampling()->set_top_k(1u << 31); }, "top_k: 2147483648"},
+      {[](auto* r) { (*r->mutable_sampling()->mutable_logit_bias())[-1] = 1; },
+       "logit_bias: token -1"},
+      {[](auto* r) { r->set_request_id("a b"); }, "request_id:"},
+      {[](auto* r) { r->set_request_id(std::string(129, 'a')); }, "request_id: 129 characters"},
+      {[](auto* r) { r->set_logprobs(21); }, "logprobs: 21"},
+      {[](auto* r) { r->mutable_stop()->add_strings(""); }, "stop[0]"},
+      {[](auto* r) { r->mutable_stop()->add_token_ids(-4); }, "stop_token_ids[0]: token -4"},
+      {[](auto* r) { r->mutable_tokens()->add_ids(1 << 30); }, "prompt[0]: token 1073741824"},
+      {[](auto* r) { r->mutable_tokens(); }, "prompt: no tokens"},
+      {[](auto* r) { r->mutable_chat()->set_tools_json("{"); }, "tools_json:"},
+      {[](auto* r) { r->mutable_chat()->set_tools_json("{}"); }, "tools_json:"},
+      {[](auto* r) { r->mutable_chat()->clear_messages(); }, "messages: is empty"},
+  };
+  for (const auto& [change, expected] : cases) {
+    v1::GenerateRequest r = Hello();
+    change(&r);
+    const Answer a = Run(r);
+    EXPECT_EQ(a.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << expected;
+    EXPECT_THAT(a.status.error_message(), HasSubstr(expected));
+  }
+  v1::GenerateRequest r = Hello();
+  r.set_model("other");
+  EXPECT_EQ(Run(r).status.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(mesh.started().size(), 0u);
+}
+
+TEST_F(InferenceServiceTest, CancelAndDeadlineFreeTheSequence) {
+  script = [this](const mesh::StartDecode&) {
+    Script s = mesh.Say("first");
+    s.end = false;
+    return s;
+  };
+  Start();
+  {
+    grpc::ClientContext context;
+    auto reader = stub->Generate(&context, Hello());
+    v1::GenerateEvent event;
+    ASSERT_TRUE(reader->Read(&event));
+    context.TryCancel();
+    EXPECT_TRUE(FakeMesh::Await([&] { return mesh.Cancelled(event.request_id()); }));
+    while (reader->Read(&event)) {
+    }
+    EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  EXPECT_EQ(Run(Hello(), absl::Milliseconds(300)).status.error_code(),
+            grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(FakeMesh::Await([&] { return mesh.router->snapshot().gauges.live == 0; }));
+  EXPECT_EQ(mesh.cancelled_count(), 2u);
+}
+
+TEST_F(InferenceServiceTest, DeadlineTravelsToTheWorker) {
+  Start();
+  Run(Hello(), absl::Seconds(15));
+  const absl::Time deadline =
+      absl::FromUnixNanos(static_cast<int64_t>(mesh.started()[0].deadline_unix_ns()));
+  EXPECT_LT(deadline, absl::Now() + absl::Seconds(16));
+  EXPECT_GT(deadline, absl::Now() + absl::Seconds(5));
+}
+
+TEST_F(InferenceServiceTest, LostWorkerEndsItsCallsQuickly) {
+  script = [this](const mesh::StartDecode&) {
+    Script s = mesh.Say("first");
+    s.end = false;
+    return s;
+  };
+  Start();
+  std::thread killer([&] {
+    FakeMesh::Await([&] { return mesh.router->snapshot().gauges.live == 1; });
+    mesh.router->OnLinkClosed(FakeMesh::kLink, absl::UnavailableError("connection reset"));
+  });
+  const absl::Time begin = absl::Now();
+  const Answer a = Run(Hello());
+  killer.join();
+  EXPECT_EQ(a.status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(a.status.error_message(), HasSubstr("decode worker \"d1\" was lost"));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
+}
+
+TEST_F(InferenceServiceTest, ManyCallsAtOnce) {
+  script = [this](const mesh::StartDecode& start) {
+    Script s = mesh.Say("the quick brown fox jumps over the lazy dog " + start.request_id());
+    s.gap = absl::Milliseconds(1);
+    return s;
+  };
+  Start();
+  std::atomic<int> good{0};
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 40; ++i) {
+    clients.emplace_back([&, i] {
+      v1::GenerateRequest r = Hello();
+      r.set_request_id("call-" + std::to_string(i));
+      const Answer a = Run(r);
+      good += a.status.ok() &&
+              a.text == "the quick brown fox jumps over the lazy dog call-" + std::to_string(i);
+    });
+  }
+  for (auto& c : clients) c.join();
+  EXPECT_EQ(good, 40);
+}
+
+TEST_F(InferenceServiceTest, StoppingTheRouterEndsCalls) {
+  script = [](const mesh::StartDecode&) {
+    Script s;
+    s.end = false;
+    return s;
+  };
+  Start();
+  std::thread stopper([&] {
+    FakeMesh::Await([&] { return mesh.router->snapshot().gauges.live == 1; });
+    mesh.router->Stop();
+  });
+  EXPECT_EQ(Run(Hello()).status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  stopper.join();
+  EXPECT_EQ(Run(Hello()).status.error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST_F(InferenceServiceTest, TokenizeCountAndModels) {
+  Start();
+  v1::TokenizeRequest request;
+  request.set_text("Hello world");
+  v1::TokenizeResponse ids;
+  {
+    grpc::ClientContext context;
+    ASSERT_TRUE(stub->Tokenize(&context, request, &ids).ok());
+    const std::vector<TokenId> expected = *mesh.front->tokenizer().EncodeOrdinary("Hello world");
+    EXPECT_EQ(std::vector<TokenId>(ids.ids().begin(), ids.ids().end()), expected);
+  }
+  *request.mutable_chat() = Hello().chat();
+  v1::CountTokensResponse count;
+  {
+    grpc::ClientContext context;
+    ASSERT_TRUE(stub->CountTokens(&context, request, &count).ok());
+  }
+  Run(Hello());
+  EXPECT_EQ(count.count(), static_cast<uint32_t>(mesh.started()[0].prompt_size()));
+  grpc::ClientContext context;
+  v1::ListModelsResponse models;
+  ASSERT_TRUE(stub->ListModels(&context, {}, &models).ok());
+  ASSERT_EQ(models.models_size(), 1);
+  EXPECT_EQ(models.models(0).name(), "tiny");
+  EXPECT_EQ(models.models(0).digest(), "d1");
+  EXPECT_EQ(models.models(0).context_tokens(), 2048u);
+  EXPECT_EQ(models.models(0).vocab_size(), mesh.front->tokenizer().vocab_size());
+}
+
+}  // namespace
+}  // namespace deltamesh

@@ -1,0 +1,393 @@
+// The OpenAI endpoints over real HTTP, in front of a scripted decode worker.
+#include "services/router/openai_http.h"
+
+#include "services/common/http_ops.h"
+#include "tests/unit/services/fake_mesh.h"
+#include "tests/unit/services/raw_http.h"
+
+namespace deltamesh {
+namespace {
+
+using ::testing::HasSubstr;
+
+class OpenAiHttpTest : public ::testing::Test {
+ protected:
+  void Start(const std::string& model = "kimi_linear_tiny", bool join = true) {
+    mesh = std::make_unique<FakeMesh>(model);
+    if (script) mesh->script = script;
+    if (join) mesh->Join();
+    api = std::make_unique<OpenAiHttp>(mesh->front.get(), mesh->router.get());
+    ops = std::make_unique<HttpOps>(
+        &mesh->metrics, [this] { return mesh->router->snapshot().ready; }, [] {}, api.get());
+    auto started = HttpServer::Start({}, ops.get());
+    ASSERT_TRUE(started.ok());
+    server = *std::move(started);
+  }
+  void TearDown() override {
+    server.reset();
+    mesh.reset();
+  }
+
+  RawHttp::Response Post(const std::string& path, const std::string& body) {
+    RawHttp client(server->port());
+    client.Send(RawHttp::Post(path, body));
+    return client.ReadResponse();
+  }
+  RawHttp::Response Chat(const std::string& more = "") {
+    return Post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"Hi"}])" +
+                                            (more.empty() ? "" : "," + more) + "}");
+  }
+  static std::vector<Json> Events(const std::string& body, bool* done = nullptr) {
+    std::vector<Json> out;
+    size_t at = 0;
+    while ((at = body.find("data: ", at)) != body.npos) {
+      const size_t end = body.find("\n\n", at);
+      const std::string data = body.substr(at + 6, end - at - 6);
+      if (data == "[DONE]") {
+        if (done != nullptr) *done = true;
+      } else {
+        out.push_back(Json::parse(data));
+      }
+      at = end;
+    }
+    return out;
+  }
+
+  std::function<Script(const mesh::StartDecode&)> script;
+  std::unique_ptr<FakeMesh> mesh;
+  std::unique_ptr<OpenAiHttp> api;
+  std::unique_ptr<HttpOps> ops;
+  std::unique_ptr<HttpServer> server;
+};
+
+TEST_F(OpenAiHttpTest, WholeChatReply) {
+  Start();
+  const auto r = Chat(
+      R"("seed": 5, "temperature": 0.5, "max_completion_tokens": 50, "user": "u", "store": false)");
+  ASSERT_EQ(r.status, 200) << r.body;
+  const Json j = Json::parse(r.body);
+  EXPECT_EQ(j["object"], "chat.completion");
+  EXPECT_EQ(j["model"], "tiny");
+  EXPECT_THAT(j["id"].get<std::string>(), ::testing::StartsWith("chatcmpl-"));
+  EXPECT_EQ(j["choices"][0]["message"]["role"], "assistant");
+  EXPECT_EQ(j["choices"][0]["message"]["content"], "Hello world");
+  EXPECT_EQ(j["choices"][0]["finish_reason"], "stop");
+  const auto tokens = mesh->front->tokenizer().EncodeOrdinary("Hello world")->size() + 1;
+  EXPECT_EQ(j["usage"]["completion_tokens"], tokens);
+  EXPECT_EQ(j["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+  const auto started = mesh->started();
+  ASSERT_EQ(started.size(), 1u);
+  EXPECT_EQ(j["usage"]["prompt_tokens"], started[0].prompt_size());
+  EXPECT_EQ(started[0].sampling().seed(), 5u);
+  EXPECT_FLOAT_EQ(started[0].sampling().temperature(), 0.5f);
+  EXPECT_EQ(started[0].max_tokens(), 50u);
+  EXPECT_EQ(started[0].stop_token_ids(0), mesh->front->tokenizer().eos_ids()[0]);
+}
+
+TEST_F(OpenAiHttpTest, StreamedChatReply) {
+  Start();
+  const auto r = Chat(R"("stream": true, "stream_options": {"include_usage": true})");
+  ASSERT_EQ(r.status, 200);
+  EXPECT_THAT(r.head, HasSubstr("text/event-stream"));
+  bool done = false;
+  const std::vector<Json> events = Events(r.body, &done);
+  EXPECT_TRUE(done);
+  EXPECT_EQ(events.front()["choices"][0]["delta"]["role"], "assistant");
+  std::string text;
+  for (const Json& e : events) {
+    EXPECT_EQ(e["object"], "chat.completion.chunk");
+    EXPECT_TRUE(e.contains("usage"));
+    for (const Json& c : e["choices"]) text += c["delta"].value("content", "");
+  }
+  EXPECT_EQ(text, "Hello world");
+  EXPECT_EQ(events[events.size() - 2]["choices"][0]["finish_reason"], "stop");
+  EXPECT_TRUE(events.back()["choices"].empty());
+  EXPECT_GT(events.back()["usage"]["total_tokens"], 3);
+}
+
+TEST_F(OpenAiHttpTest, LengthStopStringAndStreamsAgree) {
+  script = [this](const mesh::StartDecode&) { return mesh->Say("one two three four five"); };
+  Start();
+  Json j = Json::parse(Chat(R"("max_tokens": 2)").body);
+  EXPECT_EQ(j["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(j["usage"]["completion_tokens"], 2);
+
+  for (const std::string stop : {R"("ree f")", R"(["zzz", "ree f"])"}) {
+    j = Json::parse(Chat("\"stop\": " + stop).body);
+    EXPECT_EQ(j["choices"][0]["message"]["content"], "one two th") << stop;
+    EXPECT_EQ(j["choices"][0]["finish_reason"], "stop");
+  }
+  std::string text;
+  for (const Json& e : Events(Chat(R"("stop": "ree f", "stream": true)").body)) {
+    for (const Json& c : e["choices"]) text += c["delta"].value("content", "");
+  }
+  EXPECT_EQ(text, "one two th");
+}
+
+TEST_F(OpenAiHttpTest, StopStringCancelsTheSequence) {
+  script = [this](const mesh::StartDecode&) {
+    Script s = mesh->Say("stop here and then much much more");
+    s.end = false;  // only a cancel ends it
+    return s;
+  };
+  Start();
+  EXPECT_EQ(Json::parse(Chat(R"("stop": " and")").body)["choices"][0]["message"]["content"],
+            "stop here");
+  EXPECT_TRUE(FakeMesh::Await([&] { return mesh->Cancelled(mesh->started()[0].request_id()); }));
+  EXPECT_TRUE(FakeMesh::Await([&] { return mesh->router->snapshot().gauges.live == 0; }));
+}
+
+TEST_F(OpenAiHttpTest, CompletionsTakeTextAndTokens) {
+  Start();
+  Json j = Json::parse(Post("/v1/completions", R"({"prompt": "Once", "max_tokens": 30})").body);
+  EXPECT_EQ(j["object"], "text_completion");
+  EXPECT_EQ(j["choices"][0]["text"], "Hello world");
+  const std::vector<TokenId> once = *mesh->front->tokenizer().EncodeOrdinary("Once");
+  EXPECT_EQ(mesh->started()[0].prompt_size(), static_cast<int>(once.size()));
+  Post("/v1/completions", R"({"prompt": ["Once"], "max_tokens": 30})");
+  EXPECT_EQ(mesh->started()[1].prompt_size(), static_cast<int>(once.size()));
+  Post("/v1/completions", R"({"prompt": [5, 6, 7]})");
+  EXPECT_EQ(mesh->started()[2].prompt(1), 6);
+  EXPECT_EQ(mesh->started()[2].max_tokens(), 16u);
+  Post("/v1/completions", R"({"prompt": [[8, 9]], "stream": true})");
+  EXPECT_EQ(mesh->started()[3].prompt(0), 8);
+}
+
+TEST_F(OpenAiHttpTest, LogprobsInBothShapes) {
+  Start();
+  const size_t tokens = mesh->front->tokenizer().EncodeOrdinary("Hello world")->size();
+  Json j = Json::parse(Chat(R"("logprobs": true, "top_logprobs": 2)").body);
+  const Json& content = j["choices"][0]["logprobs"]["content"];
+  ASSERT_EQ(content.size(), tokens);  // the end token shows in no text and in no list
+  EXPECT_EQ(content[0]["top_logprobs"].size(), 2u);
+  std::string joined;
+  for (const Json& c : content) {
+    for (const Json& b : c["bytes"]) joined.push_back(static_cast<char>(b.get<int>()));
+  }
+  EXPECT_EQ(joined, "Hello world");
+  EXPECT_TRUE(Json::parse(Chat().body)["choices"][0]["logprobs"].is_null());
+
+  j = Json::parse(Post("/v1/completions", R"({"prompt": "x", "logprobs": 1})").body);
+  const Json& legacy = j["choices"][0]["logprobs"];
+  EXPECT_EQ(legacy["tokens"].size(), tokens);
+  EXPECT_EQ(legacy["text_offset"][0], 0);
+  EXPECT_EQ(legacy["top_logprobs"][0].size(), 1u);
+  EXPECT_FLOAT_EQ(legacy["token_logprobs"][0].get<float>(), -0.5f);
+
+  size_t streamed = 0;
+  for (const Json& e : Events(Chat(R"("logprobs": true, "stream": true)").body)) {
+    for (const Json& c : e["choices"]) {
+      if (!c["logprobs"].is_null()) streamed += c["logprobs"]["content"].size();
+    }
+  }
+  EXPECT_EQ(streamed, tokens);
+}
+
+TEST_F(OpenAiHttpTest, BadInputNamesTheFieldBeforeAnyWork) {
+  Start();
+  struct Case {
+    const char* more;
+    int status;
+    const char* param;
+  };
+  const std::vector<Case> cases = {
+      {R"("temperature": 3)", 400, "temperature"},
+      {R"("temperature": "hot")", 400, "temperature"},
+      {R"("top_p": 0)", 400, "top_p"},
+      {R"("top_p": 1.5)", 400, "top_p"},
+      {R"("top_k": -2)", 400, "top_k"},
+      {R"("top_k": 1.5)", 400, "top_k"},
+      {R"("min_p": -1)", 400, "min_p"},
+      {R"("presence_penalty": 3)", 400, "presence_penalty"},
+      {R"("frequency_penalty": -3)", 400, "frequency_penalty"},
+      {R"("repetition_penalty": 0)", 400, "repetition_penalty"},
+      {R"("max_tokens": 0)", 400, "max_tokens"},
+      {R"("max_tokens": "5")", 400, "max_tokens"},
+      {R"("max_completion_tokens": -5)", 400, "max_completion_tokens"},
+      {R"("n": 2)", 400, "n"},
+      {R"("seed": 1.5)", 400, "seed"},
+      {R"("stop": 5)", 400, "stop"},
+      {R"("stop": ["a", 5])", 400, "stop[1]"},
+      {R"("stop": [""])", 400, "stop[0]"},
+      {R"("logit_bias": {"x": 1})", 400, "logit_bias"},
+      {R"("logit_bias": {"5": 101})", 400, "logit_bias"},
+      {R"("logit_bias": {"99999999": 1})", 400, "logit_bias"},
+      {R"("logprobs": 1)", 400, "logprobs"},
+      {R"("top_logprobs": 1)", 400, "top_logprobs"},
+      {R"("logprobs": true, "top_logprobs": 21)", 400, "top_logprobs"},
+      {R"("stream": 1)", 400, "stream"},
+      {R"("stream_options": {"include_usage": true})", 400, "stream_options"},
+      {R"("tools": {})", 400, "tools"},
+      {R"("tool_choice": {"type": "function"})", 400, "tool_choice"},
+      {R"("model": "gpt-4")", 404, "model"},
+      {R"("model": 4)", 400, "model"},
+      {R"("messages": [])", 400, "messages"},
+      {R"("messages": "x")", 400, "messages"},
+      {R"("messages": [{"role": "user", "content": 5}])", 400, "messages[0].content"},
+  };
+  for (const Case& c : cases) {
+    const auto r = Chat(c.more);
+    EXPECT_EQ(r.status, c.status) << c.more << " " << r.body;
+    const Json e = Json::parse(r.body);
+    EXPECT_EQ(e["error"]["param"], c.param) << c.more << " " << r.body;
+    EXPECT_EQ(e["error"]["type"], "invalid_request_error");
+    EXPECT_THAT(e["error"]["message"].get<std::string>(), HasSubstr(c.param));
+  }
+  const std::vector<std::pair<std::string, std::string>> completions = {
+      {R"({"prompt": 5})", "prompt"},
+      {R"({})", "prompt"},
+      {R"({"prompt": ["a", "b"]})", "prompt"},
+      {R"({"prompt": []})", "prompt"},
+      {R"({"prompt": ""})", "prompt"},
+      {R"({"prompt": [1, -1]})", "prompt[1]"},
+      {R"({"prompt": [1, "a"]})", "prompt[1]"},
+      {R"({"prompt": "a", "echo": true})", "echo"},
+      {R"({"prompt": "a", "best_of": 3})", "best_of"},
+      {R"({"prompt": "a", "logprobs": 21})", "logprobs"},
+      {R"({"prompt": "a", "stop_token_ids": [99999999]})", "stop_token_ids[0]"},
+  };
+  for (const auto& [body, param] : completions) {
+    const auto r = Post("/v1/completions", body);
+    EXPECT_EQ(r.status, 400) << body;
+    EXPECT_EQ(Json::parse(r.body)["error"]["param"], param) << body << r.body;
+  }
+  EXPECT_EQ(mesh->started().size(), 0u);
+}
+
+TEST_F(OpenAiHttpTest, BrokenBodiesAreRefused) {
+  Start();
+  const std::string deep = R"({"prompt": )" + std::string(1000, '[') + std::string(1000, ']') + "}";
+  for (const std::string& body :
+       {std::string("{"), std::string(""), std::string("[1]"), std::string("null"),
+        std::string("{\"a\":1}x"), std::string("{\"prompt\": \"\xff\xfe\"}"), deep}) {
+    const auto r = Post("/v1/completions", body);
+    EXPECT_EQ(r.status, 400) << body.substr(0, 40);
+    EXPECT_EQ(Json::parse(r.body)["error"]["type"], "invalid_request_error");
+  }
+  EXPECT_EQ(Post("/v1/embeddings", "{}").status, 404);
+  EXPECT_EQ(Post("/v1/models", "{}").status, 405);
+  RawHttp client(server->port());
+  client.Send(RawHttp::Get("/v1/chat/completions"));
+  EXPECT_EQ(client.ReadResponse().status, 405);
+}
+
+TEST_F(OpenAiHttpTest, NoWorkerIsFiveHundredThreeAndFullIsFourTwentyNine) {
+  script = [](const mesh::StartDecode&) {
+    Script s;
+    s.refuse = absl::ResourceExhaustedError("no slab");
+    return s;
+  };
+  Start("kimi_linear_tiny", false);
+  auto r = Chat();
+  EXPECT_EQ(r.status, 503);
+  EXPECT_THAT(r.head, HasSubstr("Retry-After: 1"));
+  EXPECT_EQ(Json::parse(r.body)["error"]["type"], "server_error");
+  mesh->Join();
+  r = Chat(R"("stream": true)");  // fails before the first token: a status of its own
+  EXPECT_EQ(r.status, 429) << r.body;
+  EXPECT_THAT(r.head, HasSubstr("Retry-After: 1"));
+}
+
+TEST_F(OpenAiHttpTest, ErrorInTheMiddleOfAStreamIsItsLastEvent) {
+  script = [this](const mesh::StartDecode&) {
+    Script s = mesh->Say("some words");
+    s.fail_after = absl::UnavailableError("expert shard lost");
+    return s;
+  };
+  Start();
+  const auto r = Chat(R"("stream": true)");
+  EXPECT_EQ(r.status, 200);
+  bool done = false;
+  const std::vector<Json> events = Events(r.body, &done);
+  EXPECT_FALSE(done);
+  EXPECT_THAT(events.back()["error"]["message"].get<std::string>(), HasSubstr("expert shard lost"));
+  EXPECT_EQ(Chat().status, 503);
+}
+
+TEST_F(OpenAiHttpTest, LeavingClientFreesTheSequenceAtOnce) {
+  script = [this](const mesh::StartDecode&) {
+    Script s = mesh->Say("first");
+    s.end = false;
+    return s;
+  };
+  Start();
+  for (const std::string body : {R"({"messages":[{"role":"user","content":"a"}],"stream":true})",
+                                 R"({"messages":[{"role":"user","content":"a"}]})"}) {
+    const size_t before = mesh->cancelled_count();
+    RawHttp client(server->port());
+    client.Send(RawHttp::Post("/v1/chat/completions", body));
+    ASSERT_TRUE(FakeMesh::Await([&] { return mesh->router->snapshot().gauges.live == 1; }));
+    const absl::Time left = absl::Now();
+    client.Close();
+    EXPECT_TRUE(FakeMesh::Await([&] { return mesh->cancelled_count() > before; }));
+    EXPECT_LT(absl::Now() - left, absl::Seconds(1));
+    EXPECT_TRUE(FakeMesh::Await([&] { return mesh->router->snapshot().gauges.live == 0; }));
+  }
+}
+
+TEST_F(OpenAiHttpTest, ModelsHealthAndMetrics) {
+  Start();
+  RawHttp client(server->port());
+  const auto get = [&](const std::string& path) {
+    client.Send(RawHttp::Get(path));
+    return client.ReadResponse();
+  };
+  Json j = Json::parse(get("/v1/models").body);
+  EXPECT_EQ(j["object"], "list");
+  EXPECT_EQ(j["data"][0]["id"], "tiny");
+  EXPECT_EQ(j["data"][0]["family"], "kimi_linear");
+  EXPECT_EQ(j["data"][0]["context_length"], 2048);
+  EXPECT_EQ(Json::parse(get("/v1/models/tiny").body)["id"], "tiny");
+  EXPECT_EQ(get("/v1/models/other").status, 404);
+  EXPECT_EQ(get("/readyz").status, 200);
+  Chat();
+  Chat(R"("n": 1)");
+  ASSERT_TRUE(FakeMesh::Await([&] { return mesh->router->snapshot().gauges.live == 0; }));
+  const std::string metrics = get("/metrics").body;
+  EXPECT_THAT(metrics, HasSubstr("deltamesh_requests_total{role=\"router\",code=\"OK\"} 2"));
+  EXPECT_THAT(metrics, HasSubstr("deltamesh_ttft_seconds_count{role=\"router\"} 2"));
+  EXPECT_THAT(metrics, HasSubstr("deltamesh_workers{role=\"router\",worker_role=\"decode\"} 1"));
+}
+
+TEST_F(OpenAiHttpTest, ThinkingAndToolCallsAreTakenApart) {
+  script = [this](const mesh::StartDecode&) {
+    const auto special = [this](const char* name) {
+      return *mesh->front->tokenizer().SpecialId(name);
+    };
+    const TokenId open = special("<|open|>"), close = special("<|close|>"),
+                  sep = special("<|sep|>");
+    Script s;
+    const auto text = [&](const std::string& t) {
+      const std::vector<TokenId> ids = mesh->Say(t).tokens;
+      s.tokens.insert(s.tokens.end(), ids.begin(), ids.end());
+    };
+    const auto mark = [&](TokenId kind, const std::string& tag) {
+      s.tokens.push_back(kind);
+      text(tag);
+      s.tokens.push_back(sep);
+    };
+    text("hmm");
+    mark(close, "think");
+    mark(open, "response");
+    text("Let me look.");
+    mark(close, "response");
+    return s;
+  };
+  Start("kimi_k3_tiny");
+  Json j = Json::parse(Chat().body);
+  EXPECT_EQ(j["choices"][0]["message"]["reasoning_content"], "hmm");
+  EXPECT_EQ(j["choices"][0]["message"]["content"], "Let me look.");
+  std::string reasoning;
+  for (const Json& e : Events(Chat(R"("stream": true)").body)) {
+    for (const Json& c : e["choices"]) reasoning += c["delta"].value("reasoning_content", "");
+  }
+  EXPECT_EQ(reasoning, "hmm");
+  const auto before = mesh->started().size();
+  Chat(R"("thinking": {"type": "disabled"})");
+  Chat(R"("chat_template_kwargs": {"thinking": false})");
+  EXPECT_LT(mesh->started()[before].prompt_size(), mesh->started()[0].prompt_size());
+  EXPECT_EQ(mesh->started()[before + 1].prompt_size(), mesh->started()[before].prompt_size());
+}
+
+}  // namespace
+}  // namespace deltamesh
