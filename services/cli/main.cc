@@ -13,6 +13,7 @@
 #include "services/decode/decode_server.h"
 #include "services/expert/expert_process.h"
 #include "services/prefill/prefill_server.h"
+#include "services/router/router_process.h"
 #include "services/worker/attention_worker.h"
 
 namespace deltamesh {
@@ -28,6 +29,11 @@ int ExitCode(const absl::Status& status) {
 }
 
 void AddRoles(CLI::App& app, Command& command) {
+  auto* router = app.add_subcommand("router", "the front door: clients and workers connect to it");
+  auto router_flags = std::make_shared<RouterFlags>();
+  AddRouterFlags(router, router_flags.get());
+  router->callback([=, &command] { command = [=] { return RunRouter(*router_flags); }; });
+
   auto* prefill =
       app.add_subcommand("prefill", "a worker that computes prompts and hands state over");
   auto prefill_flags = std::make_shared<AttentionFlags>();

@@ -1,0 +1,222 @@
+#include "services/router/router_process.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <utility>
+
+#include "CLI/CLI.hpp"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "services/common/flags.h"
+#include "services/common/grpc_server.h"
+#include "services/common/http_ops.h"
+#include "services/common/link_server.h"
+#include "services/common/process.h"
+#include "services/router/inference_service.h"
+#include "services/router/openai_http.h"
+#include "services/router/router_server.h"
+
+namespace deltamesh {
+namespace {
+
+LinkServerEvents LinkEventsOf(RouterServer* router) {
+  LinkServerEvents events;
+  events.opened = [router](LinkId link, const std::string& peer) {
+    LogInfo("link.opened", {{"link", link}, {"peer", peer}});
+    router->OnLinkOpened(link);
+  };
+  events.message = [router](LinkId link, mesh::WorkerMessage message) {
+    return router->OnLinkMessage(link, std::move(message));
+  };
+  events.closed = [router](LinkId link, absl::Status reason) {
+    router->OnLinkClosed(link, std::move(reason));
+  };
+  return events;
+}
+
+// Everything a router process owns. Members are destroyed in reverse: the ports first, then what they
+// call.
+class RouterProcess {
+ public:
+  explicit RouterProcess(RouterFlags flags) : flags_(std::move(flags)) {}
+
+  absl::Status Start() {
+    ASSIGN_OR_RETURN(front_, Front::Load(flags_.front, &entropy_));
+    flags_.core.epoch = static_cast<uint64_t>(absl::ToUnixNanos(clock_.Now()));
+    flags_.core.identity.set_digest(flags_.digest);
+    RETURN_IF_ERROR(flags_.core.Validate());
+    metrics_ = std::make_unique<Metrics>(MetricLabels{{"role", "router"}});
+    router_ = std::make_unique<RouterServer>(RouterServerOptions{.core = flags_.core}, &clock_,
+                                             metrics_.get());
+    links_ = std::make_unique<LinkServer>(LinkOptions{}, LinkEventsOf(router_.get()));
+    inference_ = std::make_unique<InferenceService>(front_.get(), router_.get());
+    openai_ = std::make_unique<OpenAiHttp>(front_.get(), router_.get());
+    ops_ = std::make_unique<HttpOps>(
+        metrics_.get(), [this] { return Ready(); }, [] {}, openai_.get());
+    router_->Start(
+        {.send = [this](LinkId link, mesh::RouterMessage m) { links_->Send(link, std::move(m)); },
+         .close = [this](LinkId link, const absl::Status& s) { links_->Close(link, s); }});
+
+    GrpcServerOptions grpc;
+    grpc.listen = flags_.listen;
+    grpc.health_names = {"deltamesh.v1.Inference", "deltamesh.router"};
+    ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(grpc, {links_->service(), inference_.get()}));
+    ASSIGN_OR_RETURN(auto http_at, ParseHostPort("--http", flags_.http));
+    flags_.http_options.address = http_at.first;
+    flags_.http_options.port = http_at.second;
+    ASSIGN_OR_RETURN(http_, HttpServer::Start(flags_.http_options, ops_.get()));
+    Print();
+    if (flags_.ports_file.empty()) return absl::OkStatus();
+    return WriteKeyValues(flags_.ports_file, {{"grpc", grpc_->address()}, {"http", HttpAddress()}});
+  }
+
+  void Serve(const SignalWaiter& signals) {
+    bool serving = false;
+    while (true) {
+      if (const int number = signals.Wait(absl::Milliseconds(100)); number != 0) {
+        LogInfo("router.draining", {{"signal", number}});
+        return;
+      }
+      if (flags_.parent != 0 && getppid() != flags_.parent) {
+        LogError("router.parent_died");
+        return;
+      }
+      const absl::Status ready = Ready();
+      if (ready.ok() == serving) continue;
+      serving = ready.ok();
+      grpc_->SetServing(serving);
+      LogInfo(serving ? "router.ready" : "router.not_ready", {{"reason", MessageOf(ready)}});
+    }
+  }
+
+  // New calls find nobody serving; running answers get their time.
+  void Drain(const SignalWaiter& signals) {
+    draining_ = true;
+    grpc_->SetServing(false);
+    const absl::Time until = clock_.Now() + absl::Seconds(flags_.drain_seconds);
+    while (router_->snapshot().gauges.live > 0 && clock_.Now() < until) {
+      if (signals.Wait(absl::Milliseconds(50)) != 0) break;  // asked twice: now
+    }
+  }
+
+  void Stop() {
+    router_->Stop();  // ends what still runs with UNAVAILABLE
+    links_->CloseAll(Unavailable("router \"%s\" is stopping", flags_.core.name));
+    grpc_->Shutdown(absl::Seconds(1));
+    http_.reset();
+    LogInfo("router.stopped");
+  }
+
+ private:
+  absl::Status Ready() const {
+    if (draining_) return Unavailable("the router is draining");
+    return router_->snapshot().ready;
+  }
+
+  std::string HttpAddress() const {
+    std::string host = flags_.http_options.address;
+    if (host == "0.0.0.0" || host == "::") host = "127.0.0.1";
+    return absl::StrFormat("%s:%d", host, http_->port());
+  }
+
+  void Print() const {
+    std::vector<std::pair<std::string, std::string>> lines = {
+        {"model", flags_.model},
+        {"model_name", front_->model_info().name()},
+        {"family", front_->model_info().family()},
+        {"random_weights", front_->model_info().random_weights() ? "yes: answers are noise" : "no"},
+        {"grpc", grpc_->address()},
+        {"http", HttpAddress()},
+        {"drain_seconds", absl::StrFormat("%g", flags_.drain_seconds)},
+        {"text_bytes_max", std::to_string(flags_.front.text_bytes_max)},
+        {"http_threads", std::to_string(flags_.http_options.threads)},
+        {"http_connections_max", std::to_string(flags_.http_options.connections_max)},
+        {"http_body_bytes_max", std::to_string(flags_.http_options.body_bytes_max)},
+        {"http_header_bytes_max", std::to_string(flags_.http_options.header_bytes_max)},
+        {"http_unread_bytes_max", std::to_string(flags_.http_options.unread_bytes_max)}};
+    for (auto& line : flags_.core.Describe()) lines.push_back(std::move(line));
+    PrintConfiguration("deltamesh router", lines);
+  }
+
+  RouterFlags flags_;
+  SystemClock clock_;
+  SystemEntropy entropy_;
+  std::atomic<bool> draining_ = false;
+  std::unique_ptr<const Front> front_;
+  std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<RouterServer> router_;
+  std::unique_ptr<LinkServer> links_;
+  std::unique_ptr<InferenceService> inference_;
+  std::unique_ptr<OpenAiHttp> openai_;
+  std::unique_ptr<HttpOps> ops_;
+  std::unique_ptr<GrpcServer> grpc_;
+  std::unique_ptr<HttpServer> http_;
+};
+
+absl::Status Run(RouterFlags flags, const SignalWaiter& signals) {
+  RETURN_IF_ERROR(ParseHostPort("--listen", flags.listen).status());
+  RETURN_IF_ERROR(ParseHostPort("--http", flags.http).status());
+  flags.front.model = flags.model;
+  flags.core.waiting_max = absl::Seconds(flags.waiting_seconds);
+  flags.core.request_max = absl::Seconds(flags.request_seconds);
+  flags.core.heartbeat = absl::Seconds(flags.heartbeat_seconds);
+  flags.core.lease = absl::Seconds(flags.lease_seconds);
+  RouterProcess process(std::move(flags));
+  RETURN_IF_ERROR(process.Start());
+  process.Serve(signals);
+  process.Drain(signals);
+  process.Stop();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddRouterFlags(CLI::App* app, RouterFlags* f) {
+  app->add_option("--model", f->model, "checkpoint folder; only its text files are read")
+      ->envname("DELTAMESH_MODEL")
+      ->required();
+  const auto option = [app](const char* name, auto& value, const char* help) {
+    std::string env = std::string("DELTAMESH_") + (name + 2);
+    for (char& c : env) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
+    return app->add_option(name, value, help)->envname(env)->capture_default_str();
+  };
+  option("--model-name", f->front.model_name, "as clients name it (default: the folder's name)");
+  option("--name", f->core.name, "of this router, in logs and to workers");
+  option("--listen", f->listen, "gRPC address (clients, workers, health, reflection)");
+  option("--http", f->http, "HTTP address (OpenAI endpoints, /healthz, /readyz, /metrics)");
+  option("--digest", f->digest, "model digest workers must have (default: the first worker's)");
+  const auto bound = [&option](const char* name, auto& value, const char* help) {
+    option(name, value, help)->check(CLI::PositiveNumber);
+  };
+  bound("--live-requests", f->core.live_requests_max, "requests admitted and not ended");
+  bound("--waiting-requests", f->core.waiting_requests_max,
+        "of these, waiting for room at a worker");
+  bound("--waiting-seconds", f->waiting_seconds, "longest wait for room");
+  bound("--request-seconds", f->request_seconds, "longest life of a request");
+  bound("--handoff-attempts", f->core.handoff_attempts_max, "hand-offs tried for a request");
+  bound("--prompt-tokens", f->core.prompt_tokens_max, "longest prompt taken");
+  bound("--heartbeat-seconds", f->heartbeat_seconds, "how often workers report");
+  bound("--lease-seconds", f->lease_seconds, "a worker silent for this long is lost");
+  bound("--http-threads", f->http_options.threads, "threads of the HTTP port");
+  bound("--http-connections", f->http_options.connections_max, "open HTTP connections");
+  bound("--http-body-bytes", f->http_options.body_bytes_max, "largest HTTP body");
+  option("--drain-seconds", f->drain_seconds, "longest wait for running answers at the end")
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--ports-file", f->ports_file, "write the chosen ports here");
+  app->add_option("--parent", f->parent, "end when this process dies")->group("");
+  option("--log-level", f->log_level, "debug, info, warning or error")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
+}
+
+int RunRouter(RouterFlags flags) {
+  const SignalWaiter signals;
+  InitLog("router", ParseLogLevel(flags.log_level));
+  if (flags.parent != 0) DieWithParent(static_cast<pid_t>(flags.parent));
+  const absl::Status status = Run(std::move(flags), signals);
+  if (status.ok()) return 0;
+  LogError("router.failed", {{"error", status.ToString()}});
+  return 1;
+}
+
+}  // namespace deltamesh
