@@ -1,0 +1,241 @@
+"""Real processes over UCX on loopback: answers, failures, what every port offers."""
+import os
+import random
+import sys
+import threading
+import time
+import unittest
+
+import grpc
+
+sys.path[:0] = os.environ["DELTAMESH_PYTHON_PATH"].split(":")
+from plain import plain_answers  # noqa: E402
+from processes import GOLDEN, Mesh, health, http_get, wait_until  # noqa: E402
+
+VOCAB = 512   # ordinary tokens of the golden checkpoints
+MODEL = os.path.join(GOLDEN, "kimi_k3_tiny")
+WORKER_FLAGS = ["--slabs=8", "--latent-blocks=64", "--context-tokens=1024", "--expert-seconds=3",
+                "--chunk-tokens=80"]
+
+
+def prompt(length, seed):
+    draw = random.Random(seed)
+    return [draw.randrange(VOCAB) for _ in range(length)]
+
+
+class MeshTestCase(unittest.TestCase):
+    prefill, decode, experts = 1, 1, 2
+
+    @classmethod
+    def setUpClass(cls):
+        cls.mesh = Mesh(MODEL, cls.prefill, cls.decode, cls.experts, WORKER_FLAGS)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.mesh.close()
+
+    def assert_unavailable(self, call):
+        """Ends with UNAVAILABLE within a few seconds."""
+        begin = time.monotonic()
+        with self.assertRaises(grpc.RpcError) as raised:
+            call()
+        self.assertEqual(raised.exception.code(), grpc.StatusCode.UNAVAILABLE,
+                         raised.exception.details())
+        self.assertLess(time.monotonic() - begin, 8)
+        return raised.exception.details()
+
+
+class AnswersTest(MeshTestCase):
+    prefill, decode, experts = 2, 2, 3
+
+    CASES = [
+        dict(tokens=prompt(3, 1), max_tokens=12, logprobs=2),
+        dict(tokens=prompt(64, 2), max_tokens=12, logprobs=2),
+        dict(tokens=prompt(65, 3), max_tokens=12, logprobs=2),
+        dict(tokens=prompt(200, 4), max_tokens=12, logprobs=2),
+        dict(tokens=prompt(333, 5), max_tokens=12, temperature=1.0, top_k=40, seed=11, logprobs=0),
+        dict(tokens=prompt(130, 6), max_tokens=12, temperature=0.9, top_p=0.9, min_p=0.01,
+             repetition_penalty=1.2, seed=12, logprobs=1),
+    ]
+
+    def test_equal_to_one_engine_bit_for_bit_one_by_one_and_together(self):
+        expected = plain_answers(MODEL, self.CASES)
+        for case, plain in zip(self.CASES, expected):
+            self.compare(self.mesh.generate(**case), plain)
+        answers = [None] * len(self.CASES)
+
+        def run(i):
+            answers[i] = self.mesh.generate(**self.CASES[i])
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(len(self.CASES))]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        for answer, plain in zip(answers, expected):
+            self.compare(answer, plain)
+        decode = sum(self.mesh[f"decode-{i}"].metrics().sum("deltamesh_handoffs_total", result="OK")
+                     for i in range(2))
+        self.assertEqual(decode, 2 * 4)   # the four prompts longer than a block, twice
+
+    def compare(self, answer, plain):
+        self.assertEqual(answer.tokens, plain["tokens"])
+        self.assertEqual(answer.logprobs, plain["logprobs"])
+        self.assertEqual(answer.finish.usage.completion_tokens, len(plain["tokens"]))
+
+    def test_every_port_has_health_and_reflection_and_metrics(self):
+        reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        for name, process in self.mesh.processes.items():
+            ports = process.ports()
+            self.assertEqual(health(ports["grpc"]), "SERVING", name)
+            with grpc.insecure_channel(ports["grpc"]) as channel:
+                call = channel.stream_stream(reflection)   # bytes in, bytes out
+                listed = next(call(iter([b"\x3a\x00"]), timeout=5))   # list_services: ""
+            self.assertIn(b"grpc.health.v1.Health", listed, name)
+            if name == "router":
+                self.assertIn(b"deltamesh.v1.Inference", listed)
+            self.assertEqual(http_get(ports["http"], "/healthz")[0], 200, name)
+            self.assertEqual(http_get(ports["http"], "/readyz")[0], 200, name)
+            self.assertIn("deltamesh_", process.metrics().text, name)
+            self.assertEqual(http_get(ports["http"], "/nothing")[0], 404, name)
+
+    def test_metrics_count_what_happened(self):
+        before = [self.mesh[f"decode-{i}"].metrics() for i in range(2)]
+        self.mesh.generate(tokens=prompt(200, 7), max_tokens=10)
+        wait_until(self.mesh.idle, 2, "pools back to baseline")
+        after = [self.mesh[f"decode-{i}"].metrics() for i in range(2)]
+
+        def grew(name, **labels):
+            return sum(m.sum(name, **labels) for m in after) - \
+                sum(m.sum(name, **labels) for m in before)
+        self.assertEqual(grew("deltamesh_tokens_total", kind="generated"), 10)
+        self.assertEqual(grew("deltamesh_tokens_total", kind="prompt"), 200 - 192)
+        self.assertEqual(grew("deltamesh_requests_total", event="finished"), 1)
+        self.assertEqual(grew("deltamesh_handoffs_total", result="OK"), 1)
+        self.assertGreater(grew("deltamesh_handoff_bytes_total"), 10000)
+        self.assertGreater(grew("deltamesh_step_seconds_count"), 0)
+        self.assertGreater(grew("deltamesh_expert_calls_total"), 0)
+        self.assertIn('kind="ucx"', after[0].text)
+        self.assertGreater(self.mesh["expert-0"].metrics().sum("deltamesh_expert_rows_total"), 0)
+
+
+class CancelTest(MeshTestCase):
+    def test_a_client_that_leaves_frees_everything_within_a_second(self):
+        for wait_for_token in (False, True):
+            call = self.mesh.stub.Generate(
+                self.mesh.request(tokens=prompt(300, 1), max_tokens=600), timeout=30)
+            if wait_for_token:
+                next(call)
+            else:
+                time.sleep(0.05)
+            call.cancel()
+            begin = time.monotonic()
+            wait_until(self.mesh.idle, 3, "pools back to baseline")
+            self.assertLess(time.monotonic() - begin, 2)   # one of it for slow machines
+
+    def test_a_passed_deadline_frees_everything(self):
+        with self.assertRaises(grpc.RpcError) as raised:
+            self.mesh.generate(tokens=prompt(300, 1), max_tokens=700, timeout=0.4)
+        self.assertEqual(raised.exception.code(), grpc.StatusCode.DEADLINE_EXCEEDED)
+        wait_until(self.mesh.idle, 3, "pools back to baseline")
+
+    def test_too_long_is_refused_before_any_work(self):
+        for request in (dict(tokens=prompt(2000, 1)), dict(tokens=[10 ** 6]), dict(tokens=[])):
+            with self.assertRaises(grpc.RpcError) as raised:
+                self.mesh.generate(**request)
+            self.assertEqual(raised.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+
+
+class LostWorkersTest(MeshTestCase):
+    prefill, decode, experts = 2, 2, 2
+
+    def long_answers(self, count):
+        """`count` answers that run; [(thread, outcome)], outcome gets "answer" or "error"."""
+        running = []
+        for i in range(count):
+            outcome, started = {}, threading.Event()
+
+            def run(i=i, outcome=outcome, started=started):
+                try:
+                    outcome["answer"] = self.mesh.generate(
+                        tokens=prompt(100, i), max_tokens=700, timeout=60,
+                        on_delta=lambda _: started.set())
+                except grpc.RpcError as e:
+                    outcome["error"] = e
+                started.set()
+            thread = threading.Thread(target=run)
+            thread.start()
+            running.append((thread, outcome, started))
+        for _, _, started in running:
+            self.assertTrue(started.wait(20))
+        return running
+
+    def restart(self, name):
+        self.mesh[name].restart()
+        self.mesh.wait_ready()
+
+    def check_serves(self, seed):
+        self.assertEqual(len(self.mesh.generate(tokens=prompt(200, seed), max_tokens=5).tokens), 5)
+
+    def test_decode(self):
+        running = self.long_answers(4)
+        self.mesh["decode-0"].kill()
+        killed = time.monotonic()
+        lost = 0
+        for thread, outcome, _ in running:
+            thread.join(60)
+            if "error" in outcome:
+                lost += 1
+                self.assertEqual(outcome["error"].code(), grpc.StatusCode.UNAVAILABLE)
+            else:
+                self.assertEqual(len(outcome["answer"].tokens), 700)
+        self.assertIn(lost, (1, 2, 3))
+        self.assertLess(time.monotonic() - killed, 60)
+        self.check_serves(50)
+        self.restart("decode-0")
+        self.check_serves(51)
+
+    def test_prefill(self):
+        call = self.mesh.stub.Generate(self.mesh.request(tokens=prompt(900, 60), max_tokens=5), timeout=30)
+        self.mesh["prefill-0"].kill()
+        self.assertEqual(sum(len(e.delta.tokens) for e in call), 5)
+        self.check_serves(61)
+        self.restart("prefill-0")
+        self.check_serves(62)
+
+    def test_expert(self):
+        running = self.long_answers(2)
+        self.mesh["expert-1"].kill()
+        killed = time.monotonic()
+        for thread, outcome, _ in running:
+            thread.join(20)
+            self.assertIn("error", outcome)
+            self.assertEqual(outcome["error"].code(), grpc.StatusCode.UNAVAILABLE)
+        self.assertLess(time.monotonic() - killed, 8)
+        self.assert_unavailable(lambda: self.check_serves(70))
+        self.restart("expert-1")
+        self.check_serves(71)
+
+    def test_term_drains(self):
+        self.assertEqual(self.mesh["prefill-1"].stop(), 0)
+        self.check_serves(80)
+        self.restart("prefill-1")
+
+
+class RegistrationTest(unittest.TestCase):
+    def test_another_model_is_refused_with_both_values(self):
+        mesh = Mesh(MODEL, prefill=0, decode=1, experts=1, worker_flags=WORKER_FLAGS)
+        try:
+            other = os.path.join(GOLDEN, "kimi_linear_tiny")
+            wrong = mesh.add("wrong", ["decode", f"--model={other}", "--name=wrong",
+                                       f"--router={mesh.router.ports()['grpc']}"])
+            wait_until(lambda: "FAILED_PRECONDITION" in wrong.tail(200), 20, "a refusal")
+            self.assertIn("digest", wrong.tail(200))
+            self.assertEqual(health(wrong.ports()["grpc"]), "NOT_SERVING")
+            self.assertEqual(http_get(wrong.ports()["http"], "/readyz")[0], 503)
+            self.assertEqual(len(mesh.generate(tokens=prompt(90, 1), max_tokens=3).tokens), 3)
+        finally:
+            mesh.close()
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
