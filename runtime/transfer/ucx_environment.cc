@@ -64,20 +64,19 @@ absl::Status ApplyUcxDefaults(const UcxTransportOptions& options) {
     const bool named = !options.advertise_host.empty();
     ASSIGN_OR_RETURN(devices, InterfaceOf(named ? options.advertise_host : options.host));
   }
-  const std::pair<const char*, std::string> defaults[] = {
-      {"UCX_TLS", options.transports},
-      {"UCX_NET_DEVICES", devices},     // left to itself an endpoint stripes over all interfaces
-      {"UCX_TCP_TX_SEG_SIZE", "256K"},  // the 8K default costs most of the bandwidth
-      {"UCX_TCP_RX_SEG_SIZE", "256K"},  // not smaller than TX, or no worker can be made
-      {"UCX_TCP_CM_REUSEADDR", "y"},    // a restarted process gets its port back at once
-      {"UCX_HANDLE_ERRORS", "none"},
-      {"UCX_MEM_EVENTS", "n"},
-      {"UCX_KEEPALIVE_INTERVAL", "1s"},
-      {"UCX_TCP_KEEPIDLE", "1s"},
-      {"UCX_TCP_KEEPINTVL", "1s"},
-      {"UCX_TCP_KEEPCNT", "3"},
-      {"UCX_WARN_UNUSED_ENV_VARS", "n"},
-  };
+  // UCX_HANDLE_ERRORS and UCX_MEM_EVENTS are read when the library loads: only the real environment sets them.
+  const std::pair<const char*, std::string> defaults[] =
+      {
+          {"UCX_TLS", options.transports},
+          {"UCX_NET_DEVICES", devices},  // left to itself an endpoint stripes over all interfaces
+          {"UCX_TCP_TX_SEG_SIZE", "256K"},  // the 8K default costs most of the bandwidth
+          {"UCX_TCP_RX_SEG_SIZE", "256K"},  // not smaller than TX, or no worker can be made
+          {"UCX_TCP_CM_REUSEADDR", "y"},    // a restarted process gets its port back at once
+          {"UCX_KEEPALIVE_INTERVAL", "1s"},
+          {"UCX_TCP_KEEPIDLE", "1s"},
+          {"UCX_TCP_KEEPINTVL", "1s"},
+          {"UCX_TCP_KEEPCNT", "3"},
+      };
   for (const auto& [name, value] : defaults) {
     if (value.empty()) continue;
     if (setenv(name, value.c_str(), 0) != 0) return Internal("environment: cannot set %s", name);

@@ -108,7 +108,7 @@ class UcxTransportImpl final : public UcxTransport {
   void StartConnect(PeerId id, const std::string& address);
   void Accept(ucp_conn_request_h request);
   void Adopt(PeerPtr peer);
-  void Close(const PeerPtr& peer);
+  void Close(PeerPtr peer);
   void Lose(const PeerPtr& peer, const absl::Status& reason);
   void NoteLanes(Peer& peer);
   bool ReapClosed();
@@ -397,7 +397,7 @@ void UcxTransportImpl::Accept(ucp_conn_request_h request) {
 }
 
 // Forgets the peer and closes its endpoint; operations on it complete with an error as UCX lets go of them.
-void UcxTransportImpl::Close(const PeerPtr& peer) {
+void UcxTransportImpl::Close(PeerPtr peer) {
   peers_.erase(peer->id);
   peer_count_ = static_cast<int64_t>(peers_.size());
   if (peer->ep == nullptr) return;
