@@ -14,6 +14,7 @@ namespace {
 constexpr std::string_view kAsk = "probe";
 constexpr std::string_view kAnswer = "probed";
 constexpr int kRoundTrips = 5;
+constexpr size_t kScratchKept = 4;
 
 double Seconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double>(d).count();
@@ -44,11 +45,32 @@ absl::StatusOr<Landing> BandwidthProbe::OnMessage(const Arrival& arrival) {
     Answer(peer);
     return Landing{};
   }
-  auto scratch =
-      std::make_shared<std::vector<std::byte>>(static_cast<size_t>(arrival.payload_bytes));
-  return Landing{*scratch, [this, peer, scratch](const absl::Status& status) {
+  std::shared_ptr<Scratch> scratch = TakeScratch(arrival.payload_bytes);
+  const std::span<std::byte> buffer(scratch->data(), static_cast<size_t>(arrival.payload_bytes));
+  return Landing{buffer, [this, peer, scratch](const absl::Status& status) {
+                   ReturnScratch(scratch);
                    if (status.ok()) Answer(peer);
                  }};
+}
+
+// Memory is kept from payload to payload, so that its first touch is not measured.
+std::shared_ptr<BandwidthProbe::Scratch> BandwidthProbe::TakeScratch(int64_t bytes) {
+  std::shared_ptr<Scratch> scratch;
+  {
+    std::lock_guard lock(mutex_);
+    if (!scratch_.empty()) {
+      scratch = std::move(scratch_.back());
+      scratch_.pop_back();
+    }
+  }
+  if (scratch == nullptr) scratch = std::make_shared<Scratch>();
+  if (static_cast<int64_t>(scratch->size()) < bytes) scratch->resize(static_cast<size_t>(bytes));
+  return scratch;
+}
+
+void BandwidthProbe::ReturnScratch(std::shared_ptr<Scratch> scratch) {
+  std::lock_guard lock(mutex_);
+  if (scratch_.size() < kScratchKept) scratch_.push_back(std::move(scratch));
 }
 
 void BandwidthProbe::Answer(PeerId peer) {

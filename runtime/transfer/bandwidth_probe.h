@@ -42,6 +42,10 @@ class BandwidthProbe final : public MessageHandler {
   void OnPeerLost(PeerId peer, const absl::Status& reason) override;
 
  private:
+  using Scratch = std::vector<std::byte>;
+
+  std::shared_ptr<Scratch> TakeScratch(int64_t bytes);
+  void ReturnScratch(std::shared_ptr<Scratch> scratch);
   absl::Status SendAndWait(PeerId peer, std::shared_ptr<std::vector<std::byte>> payload, int count,
                            int in_flight, absl::Time deadline);
   void Answer(PeerId peer);
@@ -50,9 +54,10 @@ class BandwidthProbe final : public MessageHandler {
   const int64_t payload_bytes_max_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  int answers_ = 0;       // guarded by mutex_, of the current measurement
-  PeerId peer_ = 0;       // guarded by mutex_, measured now
-  absl::Status failure_;  // guarded by mutex_
+  int answers_ = 0;                                // guarded by mutex_, of the current measurement
+  PeerId peer_ = 0;                                // guarded by mutex_, measured now
+  std::vector<std::shared_ptr<Scratch>> scratch_;  // guarded by mutex_, free ones
+  absl::Status failure_;                           // guarded by mutex_
 };
 
 // Logs the result, as a warning when it is below `expected_bytes_per_second`.
