@@ -1,4 +1,6 @@
 // The one binary: every role and every tool is a subcommand.
+#include <unistd.h>
+
 #include <exception>
 #include <functional>
 #include <iostream>
@@ -6,10 +8,12 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "services/cli/bench.h"
+#include "services/cli/chat.h"
 #include "services/cli/generate.h"
 #include "services/cli/inspect.h"
 #include "services/cli/logits.h"
 #include "services/cli/serve.h"
+#include "services/common/process.h"
 #include "services/decode/decode_server.h"
 #include "services/expert/expert_process.h"
 #include "services/prefill/prefill_server.h"
@@ -116,6 +120,19 @@ void AddGenerate(CLI::App& app, Command& command) {
   generate->callback([=, &command] { command = [=] { return ExitCode(RunGenerate(*options)); }; });
 }
 
+void AddChat(CLI::App& app, Command& command) {
+  auto* chat = app.add_subcommand("chat", "a conversation in the terminal");
+  auto options = std::make_shared<ChatOptions>();
+  AddChatFlags(chat, options.get());
+  chat->callback([=, &command] {
+    command = [=] {
+      const SignalWaiter signals;   // before gRPC makes threads
+      return RunChat(*options, STDIN_FILENO, std::cout,
+                     [&](absl::Duration wait) { return signals.Wait(wait); });
+    };
+  });
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("deltamesh: a serving mesh for Kimi-Linear and Kimi K3");
   app.require_subcommand(1);
@@ -127,6 +144,7 @@ int Main(int argc, char** argv) {
   AddLogits(app, command);
   AddBench(app, command);
   AddGenerate(app, command);
+  AddChat(app, command);
   CLI11_PARSE(app, argc, argv);
   return command();
 }

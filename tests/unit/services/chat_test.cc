@@ -1,0 +1,124 @@
+// The terminal client against a router with a scripted worker: input from a pipe, output to a string.
+#include "services/cli/chat.h"
+
+#include <unistd.h>
+
+#include <csignal>
+#include <sstream>
+
+#include "services/common/grpc_server.h"
+#include "services/router/inference_service.h"
+#include "tests/unit/services/fake_mesh.h"
+
+namespace deltamesh {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class ChatTest : public ::testing::Test {
+ protected:
+  void Start() {
+    if (script) mesh.script = script;
+    mesh.Join();
+    service = std::make_unique<InferenceService>(mesh.front.get(), mesh.router.get());
+    auto started = GrpcServer::Start({}, {service.get()});
+    ASSERT_TRUE(started.ok());
+    server = *std::move(started);
+    options.router = server->address();
+    ASSERT_EQ(pipe(fds), 0);
+  }
+  void Type(const std::string& text) { ASSERT_GT(write(fds[1], text.data(), text.size()), 0); }
+  int Run() {
+    const int code = RunChat(options, fds[0], out, [this](absl::Duration wait) {
+      absl::SleepFor(std::min(wait, absl::Milliseconds(5)));
+      return signal.exchange(0);
+    });
+    close(fds[0]);
+    return code;
+  }
+
+  FakeMesh mesh;
+  std::function<Script(const mesh::StartDecode&)> script;
+  std::unique_ptr<InferenceService> service;
+  std::unique_ptr<GrpcServer> server;
+  ChatOptions options;
+  int fds[2] = {-1, -1};
+  std::ostringstream out;
+  std::atomic<int> signal = 0;
+};
+
+TEST_F(ChatTest, AnswersEachLineAndKeepsTheConversation) {
+  Start();
+  Type("Hi\n\nAnd again\n/reset\nHi\n");
+  close(fds[1]);  // the end of the input leaves
+  EXPECT_EQ(Run(), 0);
+  EXPECT_THAT(out.str(), HasSubstr("tiny (kimi_linear, 2048 tokens of context)"));
+  EXPECT_THAT(out.str(), HasSubstr("Hello world\n("));
+  EXPECT_THAT(out.str(), HasSubstr("tokens/s"));
+  EXPECT_THAT(out.str(), HasSubstr("0 cached)"));
+  EXPECT_THAT(out.str(), Not(HasSubstr("\033")));
+  const auto started = mesh.started();
+  ASSERT_EQ(started.size(), 3u);
+  EXPECT_GT(started[1].prompt_size(), started[0].prompt_size());
+  EXPECT_EQ(started[2].prompt_size(), started[0].prompt_size());
+}
+
+TEST_F(ChatTest, InterruptEndsTheAnswerAndNotTheProgram) {
+  script = [this](const mesh::StartDecode& start) {
+    Script s = mesh.Say("one two three");
+    s.end = mesh.started().size() > 1;  // the first answer never ends by itself
+    (void)start;
+    return s;
+  };
+  Start();
+  Type("first\n");
+  std::thread user([&] {
+    FakeMesh::Await([&] { return mesh.router->snapshot().gauges.live == 1; });
+    absl::SleepFor(absl::Milliseconds(100));
+    signal = SIGINT;
+    FakeMesh::Await([&] { return mesh.cancelled_count() == 1; });
+    Type("second\n/exit\n");
+  });
+  EXPECT_EQ(Run(), 0);
+  user.join();
+  close(fds[1]);
+  EXPECT_THAT(out.str(), HasSubstr("one two three\n(cancelled after"));
+  EXPECT_EQ(mesh.started().size(), 2u);
+}
+
+TEST_F(ChatTest, FailuresAreShownAndForgotten) {
+  script = [this](const mesh::StartDecode&) {
+    Script s = mesh.Say("x");
+    if (mesh.started().size() == 1) s.refuse = absl::UnavailableError("planted");
+    return s;
+  };
+  Start();
+  Type("first\nsecond\n");
+  close(fds[1]);
+  EXPECT_EQ(Run(), 1);
+  EXPECT_THAT(out.str(), HasSubstr("(failed: decode worker \"d1\": planted)"));
+}
+
+TEST_F(ChatTest, TerminationEndsAnIdleProgram) {
+  Start();
+  signal = SIGTERM;
+  EXPECT_EQ(Run(), 0);
+  close(fds[1]);
+}
+
+TEST(ChatOptionsTest, UnreachableRouterIsNamed) {
+  ChatOptions options;
+  options.router = "127.0.0.1:1";
+  std::ostringstream out;
+  EXPECT_EQ(RunChat(options, 0, out,
+                    [](absl::Duration wait) {
+                      absl::SleepFor(wait);
+                      return 0;
+                    }),
+            1);
+  EXPECT_THAT(out.str(), HasSubstr("no router answers at 127.0.0.1:1"));
+}
+
+}  // namespace
+}  // namespace deltamesh
