@@ -17,6 +17,15 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& address) {
   return grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
 }
 
+// A thinking block would use up a short answer; only one family knows the switch.
+bool HasThinkingSwitch(v1::Inference::Stub& stub) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+  v1::ListModelsResponse response;
+  return stub.ListModels(&context, {}, &response).ok() && response.models_size() > 0 &&
+         response.models(0).family() == "kimi_k3";
+}
+
 }  // namespace
 
 bool IsServing(const std::string& address) {
@@ -39,6 +48,7 @@ absl::Status StreamFirstAnswer(const std::string& router, const std::string& tex
   auto* message = request.mutable_chat()->add_messages();
   message->set_role("user");
   message->set_content(text);
+  if (HasThinkingSwitch(*stub)) request.mutable_chat()->set_thinking(false);
   request.mutable_sampling()->set_temperature(0);
   request.mutable_stop()->set_max_tokens(static_cast<uint32_t>(max_tokens));
 

@@ -10,7 +10,7 @@
 
 namespace deltamesh {
 
-// Sends `text` as a user message over gRPC and writes the answer to `out` as it arrives, then a line of
+// Sends `text` as a user message over gRPC, without a thinking block, and writes the answer to `out` as it arrives, then a line of
 // figures. `stop` is asked now and then; true cancels the call.
 absl::Status StreamFirstAnswer(const std::string& router, const std::string& text,
                                int64_t max_tokens, std::ostream& out,
