@@ -119,6 +119,24 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"LostSeal", MessageType::kHandoffSeal, {.drop = true}, "TIMEOUT"}),
     [](const auto& info) { return info.param.name; });
 
+// A canary: without the checksum the same damage reaches the answer, so the test above does see it.
+TEST_F(MeshFailureTest, WithoutChecksumsDamageReachesTheAnswer) {
+  options_.verify_checksums = false;
+  Start();
+  bool done = false;
+  mesh_->network().SetFault([&](const InprocMessage& message) {
+    if (std::exchange(done, done || message.type == MessageType::kHandoffSegment)) {
+      return InprocFault();
+    }
+    // The exponent of a value in the last token's part of a region.
+    return InprocFault{.flip_payload_byte = done ? 4 * 700 + 3 : -1, .flip_mask = 0x20};
+  });
+  const ClientRequest request = SubmitOne("a", 200);
+  ASSERT_TRUE(mesh_->RunUntilEnded({"a"}));
+  EXPECT_TRUE(done);
+  EXPECT_FALSE(SameAnswer(mesh_->answer("a"), plain_->Run(request)));
+}
+
 TEST_F(MeshFailureTest, HandoffsThatNeverSucceedEndTheRequest) {
   Start();
   mesh_->network().SetFault([&](const InprocMessage& message) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "runtime/base/log.h"
 #include "tests/mesh/requests.h"
@@ -10,6 +11,12 @@
 
 namespace deltamesh::testing {
 namespace {
+
+// DELTAMESH_SOAK_SEEDS=500 runs that many.
+int Seeds() {
+  const char* text = std::getenv("DELTAMESH_SOAK_SEEDS");
+  return text == nullptr ? 8 : std::atoi(text);
+}
 
 class MeshSoakTest : public ::testing::TestWithParam<int> {};
 
@@ -75,7 +82,7 @@ TEST_P(MeshSoakTest, EverythingEndsAndWhatEndsWellIsExact) {
   EXPECT_TRUE(mesh.RunUntil([&] { return mesh.AtBaseline(); }, absl::Seconds(1)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, MeshSoakTest, ::testing::Range(1, 9));
+INSTANTIATE_TEST_SUITE_P(Seeds, MeshSoakTest, ::testing::Range(1, Seeds() + 1));
 
 }  // namespace
 }  // namespace deltamesh::testing

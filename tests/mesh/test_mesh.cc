@@ -234,6 +234,7 @@ void TestMesh::MakeAttention(Worker& w) {
     options.epoch = w.epoch;
     options.identity = identity;
     options.layout = w.model->state_layout();
+    options.verify_checksums = options_.verify_checksums;
     w.receiver = std::make_unique<HandoffReceiver>(
         w.transport.get(), &clock_, &entropy_, options,
         [&w](HandoffEvent event) { w.received.push_back(std::move(event)); });

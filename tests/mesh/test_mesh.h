@@ -78,6 +78,7 @@ struct TestMeshOptions {
                           .running_max = 4,
                           .context_tokens_max = 512};
   RouterOptions router;
+  bool verify_checksums = true;
   uint64_t seed = 1;
   absl::Duration round = absl::Milliseconds(5);
 };
