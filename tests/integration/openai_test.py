@@ -1,6 +1,7 @@
 """Starts a mesh and runs openai_client.py, which uses the real package, against it; then curl."""
 import json
 import os
+import re
 import subprocess
 import sys
 import unittest
@@ -73,6 +74,17 @@ class OpenAiTest(unittest.TestCase):
         self.assertEqual(lines[-1], "data: [DONE]")
         for line in lines[:-1]:
             self.assertEqual(json.loads(line.removeprefix("data: "))["object"], "chat.completion.chunk")
+
+    def test_every_series_is_documented_and_every_documented_one_exists(self):
+        self.expected()   # something to count
+        with open(os.path.join(HERE, "../../services/common/METRICS.md"), encoding="utf-8") as f:
+            documented = set(re.findall(r"^\| `(deltamesh_[a-z_]+)`", f.read(), re.M))
+        exposed = set()
+        for process in self.mesh.processes.values():
+            exposed |= set(re.findall(r"^# TYPE (\S+)", process.metrics().text, re.M))
+        self.assertEqual(exposed - documented, set())
+        # Counted from the first such event on.
+        self.assertEqual(documented - exposed, set())
 
 
 if __name__ == "__main__":
