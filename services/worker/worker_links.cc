@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/base/log.h"
+#include "runtime/base/status.h"
 #include "runtime/cache/state_layout.h"
 
 namespace deltamesh {
@@ -15,6 +16,11 @@ mesh::ModelIdentity MakeModelIdentity(const std::string& digest) {
   identity.set_tile_tokens(kTileTokens);
   identity.set_protocol(kMeshProtocol);
   return identity;
+}
+
+absl::Status StepFailure(const absl::Status& status) {
+  if (!absl::IsDeadlineExceeded(status) && !absl::IsDataLoss(status)) return status;
+  return Unavailable("the step was given up: %s", status.ToString());
 }
 
 void WorkerLinks::Open(LinkId link) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "deltamesh/mesh/mesh.pb.h"
 #include "services/worker/worker_core.h"
@@ -20,6 +21,10 @@ namespace deltamesh {
 inline constexpr uint32_t kMeshProtocol = 1;
 
 mesh::ModelIdentity MakeModelIdentity(const std::string& digest);
+
+// What a failed step means to whoever asked: a shard that stayed silent or answered damaged rows is a part
+// of the mesh that is not available, not the caller's deadline or data.
+absl::Status StepFailure(const absl::Status& status);
 
 class WorkerLinks {
  public:

@@ -1,6 +1,7 @@
 """Real processes over UCX on loopback: answers, failures, what every port offers."""
 import os
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -10,7 +11,7 @@ import grpc
 
 sys.path[:0] = os.environ["DELTAMESH_PYTHON_PATH"].split(":")
 from plain import plain_answers  # noqa: E402
-from processes import GOLDEN, Mesh, health, http_get, wait_until  # noqa: E402
+from processes import BINARY, GOLDEN, Mesh, collect, health, http_get, pb_grpc, wait_until  # noqa: E402
 
 VOCAB = 512   # ordinary tokens of the golden checkpoints
 MODEL = os.path.join(GOLDEN, "kimi_k3_tiny")
@@ -76,6 +77,15 @@ class AnswersTest(MeshTestCase):
         decode = sum(self.mesh[f"decode-{i}"].metrics().sum("deltamesh_handoffs_total", result="OK")
                      for i in range(2))
         self.assertEqual(decode, 2 * 4)   # the four prompts longer than a block, twice
+
+    def test_equal_to_the_generate_command(self):
+        for case in self.CASES[2:]:
+            flags = [f"--{name.replace('_', '-')}={value}" for name, value in
+                     ({"temperature": 0.0} | case).items() if name not in ("tokens", "logprobs")]
+            done = subprocess.run([BINARY, "generate", f"--model={MODEL}", "--ignore-eos", "--show-tokens",
+                                   "--tokens=" + ",".join(map(str, case["tokens"])), *flags],
+                                  capture_output=True, text=True, timeout=30, check=True)
+            self.assertEqual(self.mesh.generate(**case).tokens, [int(t) for t in done.stdout.split(",")])
 
     def compare(self, answer, plain):
         self.assertEqual(answer.tokens, plain["tokens"])
@@ -215,6 +225,57 @@ class LostWorkersTest(MeshTestCase):
         self.restart("expert-1")
         self.check_serves(71)
 
+    def test_hung_decode(self):
+        """A process that is there but does nothing: only its silence shows it."""
+        running = self.long_answers(4)
+        self.mesh["decode-1"].pause()
+        try:
+            self.ends_within(8, running, allow_answers=True)
+            self.check_serves(90)
+        finally:
+            self.mesh["decode-1"].go_on()
+        self.mesh.wait_ready()
+        wait_until(self.mesh.idle, 5, "pools back to baseline")
+
+    def test_hung_expert(self):
+        running = self.long_answers(1)
+        self.mesh["expert-0"].pause()
+        try:
+            self.ends_within(8, running)
+        finally:
+            self.mesh["expert-0"].go_on()
+        self.mesh.wait_ready()
+        self.check_serves(91)
+
+    def test_router(self):
+        running = self.long_answers(2)
+        self.mesh.router.kill()
+        self.ends_within(5, running)
+        wait_until(self.mesh.idle, 3, "pools back to baseline")
+        self.mesh.router.restart(same_ports=True)
+        self.mesh.wait_ready()
+        wait_until(lambda: not self.fails(92), 10, "the router serves again")
+
+    def fails(self, seed):
+        try:
+            self.check_serves(seed)
+        except grpc.RpcError:
+            return True
+        return False
+
+    def ends_within(self, seconds, running, allow_answers=False):
+        begin, errors = time.monotonic(), 0
+        for thread, outcome, _ in running:
+            thread.join(60)
+            if "error" in outcome:
+                errors += 1
+                self.assertEqual(outcome["error"].code(), grpc.StatusCode.UNAVAILABLE,
+                                 outcome["error"].details())
+            else:
+                self.assertTrue(allow_answers)
+        self.assertGreater(errors, 0)
+        self.assertLess(time.monotonic() - begin, seconds)
+
     def test_term_drains(self):
         self.assertEqual(self.mesh["prefill-1"].stop(), 0)
         self.check_serves(80)
@@ -222,6 +283,20 @@ class LostWorkersTest(MeshTestCase):
 
 
 class RegistrationTest(unittest.TestCase):
+    def test_two_routers_share_the_workers(self):
+        mesh = Mesh(MODEL, worker_flags=WORKER_FLAGS, routers=2)
+        try:
+            case = dict(tokens=prompt(200, 3), max_tokens=20)
+            first = mesh.generate(**case)
+            with grpc.insecure_channel(mesh.routers[1].ports()["grpc"]) as channel:
+                second = collect(pb_grpc.InferenceStub(channel).Generate(mesh.request(**case), timeout=20))
+                self.assertEqual(first.tokens, second.tokens)
+                mesh.router.kill()
+                third = collect(pb_grpc.InferenceStub(channel).Generate(mesh.request(**case), timeout=20))
+                self.assertEqual(first.tokens, third.tokens)
+        finally:
+            mesh.close()
+
     def test_another_model_is_refused_with_both_values(self):
         mesh = Mesh(MODEL, prefill=0, decode=1, experts=1, worker_flags=WORKER_FLAGS)
         try:

@@ -77,7 +77,8 @@ class Process:
                 return None
             with open(self.ports_file) as f:
                 return dict(line.strip().split("=", 1) for line in f)
-        return wait_until(read, seconds, f"{self.name} is up:\n{self.tail()}")
+        self.known_ports = wait_until(read, seconds, f"{self.name} is up:\n{self.tail()}")
+        return self.known_ports
 
     def tail(self, lines=15):
         with open(self.log, errors="replace") as f:
@@ -96,10 +97,20 @@ class Process:
         self.child.send_signal(signal.SIGTERM)
         return self.child.wait(seconds)
 
-    def restart(self):
+    def restart(self, same_ports=False):
+        if same_ports:
+            ports = self.known_ports
+            self.args = [f"--listen={ports['grpc']}" if a.startswith("--listen=") else
+                         f"--http={ports['http']}" if a.startswith("--http=") else a for a in self.args]
         if self.child.poll() is None:
             self.kill()
         self.start()
+
+    def pause(self):
+        self.child.send_signal(signal.SIGSTOP)
+
+    def go_on(self):
+        self.child.send_signal(signal.SIGCONT)
 
     def metrics(self):
         status, text = http_get(self.ports()["http"], "/metrics")
@@ -136,15 +147,19 @@ class Answer:
 
 
 class Mesh:
-    def __init__(self, model, prefill=1, decode=1, experts=2, worker_flags=()):
+    def __init__(self, model, prefill=1, decode=1, experts=2, worker_flags=(), routers=1):
         self.folder = tempfile.mkdtemp(prefix="deltamesh-test-")
         self.model = model
         self.processes = {}
         self.channel = None
         self.worker_flags = list(worker_flags)
         try:
-            self.router = self.add("router", ["router", f"--model={model}", "--listen=127.0.0.1:0",
-                                              "--http=127.0.0.1:0"])
+            self.routers = []
+            for i in range(routers):
+                name = "router" if i == 0 else f"router-{i}"
+                self.routers.append(self.add(name, ["router", f"--model={model}", "--listen=127.0.0.1:0",
+                                                    "--http=127.0.0.1:0"]))
+            self.router = self.routers[0]
             for i in range(experts):
                 self.add_worker("expert", i, [f"--shard={i}", f"--shards={experts}"])
             for i in range(prefill):
@@ -163,7 +178,7 @@ class Mesh:
         return self.processes[name]
 
     def add_worker(self, role, index, more):
-        router = self.router.ports()["grpc"]
+        router = ",".join(r.ports()["grpc"] for r in self.routers)
         return self.add(f"{role}-{index}", [role, f"--model={self.model}", f"--router={router}",
                                             f"--name={role}-{index}", "--drain-seconds=3", *more])
 
