@@ -33,8 +33,9 @@ class PrometheusTest(unittest.TestCase):
                        "scrape_configs": [{"job_name": "deltamesh", "static_configs": targets}]}, f)
         cls.address = f"127.0.0.1:{free_port()}"
         cls.server = subprocess.Popen(
-            ["prometheus", f"--config.file={cls.folder}/prometheus.yml", f"--storage.tsdb.path={cls.folder}/data",
-             f"--web.listen-address={cls.address}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            ["prometheus", f"--config.file={cls.folder}/prometheus.yml",
+             f"--storage.tsdb.path={cls.folder}/data", f"--web.listen-address={cls.address}"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     @classmethod
     def tearDownClass(cls):
@@ -62,7 +63,8 @@ class PrometheusTest(unittest.TestCase):
     def test_promtool_accepts_every_exposition(self):
         for name, process in self.mesh.processes.items():
             text = process.metrics().text
-            done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
+            done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True,
+                                  text=True)
             self.assertEqual(done.returncode, 0, f"{name}: {done.stdout}{done.stderr}")
 
 

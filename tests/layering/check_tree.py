@@ -43,6 +43,14 @@ def tracked(root):
     return [p for p in out.split("\n") if p and os.path.isfile(os.path.join(root, p))]
 
 
+def names(makefile, source):
+    """Whether the text names the source, whole or as NAME of a loop over NAME_test.cc."""
+    def word(w):
+        return re.search(r"(^|[\s/(])" + re.escape(w) + r"($|[\s)])", makefile) is not None
+    return word(source) or (source.endswith("_test.cc") and "}_test.cc" in makefile and
+                            word(source[:-len("_test.cc")]))
+
+
 def unlisted_sources(root, paths):
     """Every source is named in a CMakeLists.txt of its folder or one above."""
     bad = []
@@ -54,7 +62,7 @@ def unlisted_sources(root, paths):
             makefile = os.path.join(root, folder, "CMakeLists.txt")
             if os.path.exists(makefile):
                 with open(makefile, encoding="utf-8") as f:
-                    listed = re.search(r"(^|[\s/(])" + re.escape(name) + r"($|[\s)])", f.read()) is not None
+                    listed = names(f.read(), name)
             folder = os.path.dirname(folder)
         if not listed:
             bad.append(f"{path}: not named in any CMakeLists.txt above it")
