@@ -50,7 +50,8 @@ eye light thought head under story saw left few while along might close somethin
 begin life always those both paper together got group often run important until children side feet car mile
 night walk white sea began grow took river four carry state once book hear stop without second later miss idea
 enough eat face watch far really almost let above girl sometimes mountain cut young talk soon list song being
-leave family music color question friend yes no please thank hello sorry today tomorrow morning evening""".split()
+leave family music color question friend yes no please thank hello sorry today tomorrow morning
+evening""".split()
 
 STEMS = """attend batch block cache cancel chain check chunk client cluster collect combine compute connect
 count decode deliver depend describe detect develop direct discover dispatch divide drain embed encode expect
@@ -193,7 +194,10 @@ def write_json(folder, name, value, **kw):
 
 
 def write_vocabulary(folder, family, merges):
-    """tiktoken.model, tokenizer_config.json and, for K3, chat_literals.json. Returns the first reserved id."""
+    """tiktoken.model, tokenizer_config.json and, for K3, chat_literals.json.
+
+    Returns the first reserved id.
+    """
     tokens = learn(corpus(), merges)
     with open(os.path.join(folder, "tiktoken.model"), "wb") as f:
         for rank, token in enumerate(tokens):

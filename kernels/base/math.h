@@ -11,8 +11,7 @@
 //   Tanh       2 ulp                -1 and 1; tanh(-0) = -0
 //   Softplus   3 ulp                0 and +inf
 //   Silu       4 ulp above -87      -0 at -inf, where x * sigmoid(x) alone would be NaN; below -87
-//   sigmoid is
-//                                   subnormal and the error stays below 2^-140
+//                                   sigmoid is subnormal and the error stays below 2^-140
 #pragma once
 
 #include <bit>

@@ -21,11 +21,11 @@ struct StrongId {
   }
 };
 
-using SequenceId = StrongId<struct SequenceTag>;    // unique within one engine
-using TransferId = StrongId<struct TransferTag>;    // unguessable, single use, given by the receiver
-using Epoch = StrongId<struct EpochTag>;            // grows each time a worker or a table changes
+using SequenceId = StrongId<struct SequenceTag>;  // unique within one engine
+using TransferId = StrongId<struct TransferTag>;  // unguessable, single use, given by the receiver
+using Epoch = StrongId<struct EpochTag>;          // grows each time a worker or a table changes
 
-using RequestId = std::string;                      // one id end to end, given by client or router
+using RequestId = std::string;  // one id end to end, given by client or router
 using WorkerName = std::string;
 
 }  // namespace deltamesh

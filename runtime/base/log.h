@@ -23,8 +23,8 @@ struct LogField {
   LogField(std::string_view k, bool v) : key(k), value(v ? "true" : "false") {}
   LogField(std::string_view k, double v);
   template <typename T>
-    requires std::is_integral_v<T>
-  LogField(std::string_view k, T v) : key(k), value(std::to_string(v)) {}
+  requires std::is_integral_v<T> LogField(std::string_view k, T v)
+      : key(k), value(std::to_string(v)) {}
 };
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };

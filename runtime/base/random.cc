@@ -32,9 +32,9 @@ std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> c, std::array<uint32_
 }
 
 float PhiloxUniform(uint64_t seed, uint64_t position, uint32_t stream) {
-  const auto r = Philox4x32({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32),
-                             stream, 0},
-                            {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  const auto r = Philox4x32(
+      {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), stream, 0},
+      {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   return static_cast<float>(r[0] >> 8) * 0x1p-24f;
 }
 

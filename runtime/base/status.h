@@ -30,10 +30,10 @@ inline std::string_view ToStd(absl::string_view s) { return {s.data(), s.size()}
 inline std::string MessageOf(const absl::Status& s) { return std::string(s.message()); }
 
 // InvalidArgument("top_k: %d is negative; use 0 for no limit", k) and so on.
-#define DELTAMESH_STATUS_MAKER(Name, kCode)                                              \
-  template <typename... Args>                                                            \
-  absl::Status Name(const absl::FormatSpec<Args...>& format, const Args&... args) {      \
-    return absl::Status(absl::StatusCode::kCode, absl::StrFormat(format, args...));      \
+#define DELTAMESH_STATUS_MAKER(Name, kCode)                                         \
+  template <typename... Args>                                                       \
+  absl::Status Name(const absl::FormatSpec<Args...>& format, const Args&... args) { \
+    return absl::Status(absl::StatusCode::kCode, absl::StrFormat(format, args...)); \
   }
 DELTAMESH_STATUS_MAKER(InvalidArgument, kInvalidArgument)
 DELTAMESH_STATUS_MAKER(ResourceExhausted, kResourceExhausted)
@@ -57,28 +57,30 @@ absl::Status Annotate(const absl::Status& status, std::string_view prefix);
 }  // namespace deltamesh
 
 // CHECK(cond) or CHECK(cond, "format %d", value).
-#define CHECK(condition, ...)                                                               \
-  do {                                                                                      \
-    if (!(condition)) [[unlikely]]                                                          \
+#define CHECK(condition, ...)                                                                    \
+  do {                                                                                           \
+    if (!(condition)) [[unlikely]]                                                               \
       ::deltamesh::CheckFailed(__FILE__, __LINE__, #condition, absl::StrFormat("" __VA_ARGS__)); \
   } while (false)
 
-#define CHECK_OK(expr)                                                                      \
-  do {                                                                                      \
-    const ::absl::Status dm_check_status = (expr);                                          \
-    CHECK(dm_check_status.ok(), "%s", dm_check_status.ToString());                          \
+#define CHECK_OK(expr)                                             \
+  do {                                                             \
+    const ::absl::Status dm_check_status = (expr);                 \
+    CHECK(dm_check_status.ok(), "%s", dm_check_status.ToString()); \
   } while (false)
 
-#define RETURN_IF_ERROR(expr)                                  \
-  do {                                                         \
-    ::absl::Status dm_status = (expr);                         \
-    if (!dm_status.ok()) [[unlikely]] return dm_status;        \
+#define RETURN_IF_ERROR(expr)          \
+  do {                                 \
+    ::absl::Status dm_status = (expr); \
+    if (!dm_status.ok()) [[unlikely]]  \
+      return dm_status;                \
   } while (false)
 
 #define DM_CONCAT_(a, b) a##b
 #define DM_CONCAT(a, b) DM_CONCAT_(a, b)
 #define ASSIGN_OR_RETURN(lhs, expr) ASSIGN_OR_RETURN_(DM_CONCAT(dm_or_, __LINE__), lhs, expr)
-#define ASSIGN_OR_RETURN_(tmp, lhs, expr)            \
-  auto tmp = (expr);                                 \
-  if (!tmp.ok()) [[unlikely]] return tmp.status();   \
+#define ASSIGN_OR_RETURN_(tmp, lhs, expr) \
+  auto tmp = (expr);                      \
+  if (!tmp.ok()) [[unlikely]]             \
+    return tmp.status();                  \
   lhs = *std::move(tmp)

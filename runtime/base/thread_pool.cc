@@ -15,9 +15,9 @@ struct ThreadPool::Shared {
   std::mutex mutex;
   std::condition_variable work_ready;
   std::condition_variable work_done;
-  uint64_t generation = 0;   // guarded by mutex; one more per job
-  int running = 0;           // guarded by mutex; workers still inside the current job
-  bool stop = false;         // guarded by mutex
+  uint64_t generation = 0;  // guarded by mutex; one more per job
+  int running = 0;          // guarded by mutex; workers still inside the current job
+  bool stop = false;        // guarded by mutex
 
   // The current job; written under the mutex before `generation` grows.
   const std::function<void(int64_t, int64_t)>* body = nullptr;

@@ -15,13 +15,13 @@ struct FixedPool::Impl {
   const char* name;
   int64_t slots;
   int64_t slot_floats;
-  int64_t stride_floats;   // slot_floats rounded up to a cache line
+  int64_t stride_floats;  // slot_floats rounded up to a cache line
   float* base = nullptr;
   int64_t bytes = 0;
 
   mutable std::mutex mutex;
-  std::vector<int64_t> free_list;   // guarded by mutex
-  std::vector<int64_t> refs;        // guarded by mutex
+  std::vector<int64_t> free_list;  // guarded by mutex
+  std::vector<int64_t> refs;       // guarded by mutex
 };
 
 FixedPool::FixedPool(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -62,8 +62,9 @@ absl::StatusOr<std::shared_ptr<FixedPool>> FixedPool::Create(const char* name, i
 absl::StatusOr<SlotRef> FixedPool::Take() {
   std::lock_guard lock(impl_->mutex);
   if (impl_->free_list.empty()) {
-    return ResourceExhausted("%s: all %d slots are in use; retry later, or start with a larger pool",
-                             impl_->name, impl_->slots);
+    return ResourceExhausted(
+        "%s: all %d slots are in use; retry later, or start with a larger pool", impl_->name,
+        impl_->slots);
   }
   const int64_t index = impl_->free_list.back();
   impl_->free_list.pop_back();

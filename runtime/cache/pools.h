@@ -25,7 +25,7 @@ class SlotRef {
   ~SlotRef();
 
   explicit operator bool() const { return pool_ != nullptr; }
-  float* data() const;        // slot_floats of the pool, 64-byte aligned
+  float* data() const;  // slot_floats of the pool, 64-byte aligned
   int64_t index() const { return index_; }
   int64_t use_count() const;  // references to this slot
 

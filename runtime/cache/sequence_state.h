@@ -18,19 +18,20 @@ namespace deltamesh {
 // Both pools of a worker, sized once from flags.
 struct StatePools {
   StateLayout layout;
-  std::shared_ptr<FixedPool> slabs;    // layout.slab_floats() each
-  std::shared_ptr<FixedPool> blocks;   // layout.block_floats() each
+  std::shared_ptr<FixedPool> slabs;   // layout.slab_floats() each
+  std::shared_ptr<FixedPool> blocks;  // layout.block_floats() each
 
-  static absl::StatusOr<StatePools> Create(const StateLayout& layout, int64_t slabs, int64_t blocks);
+  static absl::StatusOr<StatePools> Create(const StateLayout& layout, int64_t slabs,
+                                           int64_t blocks);
 };
 
 // Pointers into one KDA layer's part of a slab.
 struct SlabLayer {
-  float* s;       // [heads][dim (key)][dim (value)]
-  float* conv;    // [3: q, k, v][taps - 1, oldest first][channels]
-  float* decay;   // [heads][dim]
-  float* khat;    // [heads][dim][16]
-  float* u;       // [heads][16][dim]
+  float* s;      // [heads][dim (key)][dim (value)]
+  float* conv;   // [3: q, k, v][taps - 1, oldest first][channels]
+  float* decay;  // [heads][dim]
+  float* khat;   // [heads][dim][16]
+  float* u;      // [heads][16][dim]
 };
 
 class SequenceState {
@@ -41,7 +42,7 @@ class SequenceState {
   const StateLayout& layout() const { return pools_.layout; }
   int64_t position() const { return position_; }
   int64_t open_rows() const { return position_ % kTileTokens; }
-  SlabLayer slab_layer(int64_t kda_index) const;   // kda_index counts KDA layers only
+  SlabLayer slab_layer(int64_t kda_index) const;  // kda_index counts KDA layers only
   const SlotRef& slab() const { return slab_; }
   const std::vector<SlotRef>& blocks() const { return blocks_; }
 

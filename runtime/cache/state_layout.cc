@@ -4,7 +4,8 @@
 
 namespace deltamesh {
 
-static_assert(kTileTokens == kernels::kTile, "the slab's open tile is what the KDA kernels advance");
+static_assert(kTileTokens == kernels::kTile,
+              "the slab's open tile is what the KDA kernels advance");
 static_assert(kBlockTokens == kernels::kBlock, "attention walks the pool's blocks");
 static_assert(kBlockTokens % kTileTokens == 0, "a block boundary must be a tile boundary");
 

@@ -21,15 +21,17 @@ struct StateLayout {
   int64_t dim = 0;        // KDA key and value width
   int64_t conv_taps = 0;  // tails hold taps - 1 inputs
   int64_t mla_layers = 0;
-  int64_t rank = 0;       // latent width
-  int64_t rope = 0;       // extra key width
+  int64_t rank = 0;  // latent width
+  int64_t rope = 0;  // extra key width
 
   int64_t channels() const { return heads * dim; }
   int64_t latent_width() const { return rank + rope; }
 
   // Floats of each part, per KDA layer.
   int64_t s_floats() const { return heads * dim * dim; }
-  int64_t conv_floats() const { return 3 * (conv_taps - 1) * channels(); }   // [q, k, v][oldest..][channel]
+  int64_t conv_floats() const {
+    return 3 * (conv_taps - 1) * channels();
+  }  // [q, k, v][oldest..][channel]
   int64_t decay_floats() const { return heads * dim; }
   int64_t khat_floats() const { return heads * dim * kTileTokens; }
   int64_t u_floats() const { return heads * kTileTokens * dim; }

@@ -23,12 +23,12 @@ namespace deltamesh {
 
 // Every bound has a flag and is printed at start.
 struct EngineOptions {
-  int64_t slabs = 16;                  // resident sequences
-  int64_t latent_blocks = 1024;        // pool of 64-token blocks
-  int64_t step_tokens_max = 512;       // token budget of one step
-  int64_t chunk_tokens_max = 256;      // most prompt tokens of one sequence in one step
-  int64_t running_max = 16;            // sequences in one batch
-  int64_t context_tokens_max = 8192;   // prompt + answer of one sequence
+  int64_t slabs = 16;                 // resident sequences
+  int64_t latent_blocks = 1024;       // pool of 64-token blocks
+  int64_t step_tokens_max = 512;      // token budget of one step
+  int64_t chunk_tokens_max = 256;     // most prompt tokens of one sequence in one step
+  int64_t running_max = 16;           // sequences in one batch
+  int64_t context_tokens_max = 8192;  // prompt + answer of one sequence
 };
 
 enum class FinishKind : uint8_t { kRunning, kStopToken, kMaxTokens, kContextLimit, kPrefilled };
@@ -36,11 +36,12 @@ enum class FinishKind : uint8_t { kRunning, kStopToken, kMaxTokens, kContextLimi
 // A sequence to run. With `stop_at` > 0 it is a prefill: computed up to exactly that position, no token is
 // sampled, and the state stays resident until Remove. Otherwise it generates.
 struct SequenceSpec {
-  RequestId request;                     // for logs
-  std::vector<TokenId> prompt;           // at least one token
-  std::unique_ptr<SequenceState> state;  // null: start empty. Else restored at a position < prompt.size()
+  RequestId request;            // for logs
+  std::vector<TokenId> prompt;  // at least one token
+  std::unique_ptr<SequenceState>
+      state;  // null: start empty. Else restored at a position < prompt.size()
   SamplingParams sampling;
-  int64_t max_tokens = 0;                // generating: at least 1
+  int64_t max_tokens = 0;  // generating: at least 1
   std::vector<TokenId> stop_tokens;
   int64_t stop_at = 0;
   // Prefill only: layer `layer` of the model holds its final state at `stop_at` (called during the last
@@ -50,21 +51,21 @@ struct SequenceSpec {
 
 struct TokenOutput {
   TokenId token;
-  float logprob = 0;                                     // when SamplingParams.logprobs >= 0
-  std::vector<std::pair<TokenId, float>> top;            // highest first
+  float logprob = 0;                           // when SamplingParams.logprobs >= 0
+  std::vector<std::pair<TokenId, float>> top;  // highest first
 };
 
 struct SequenceOutput {
   SequenceId id;
   std::vector<TokenOutput> tokens;
-  int64_t first_index = 0;               // index of tokens[0] in the answer
+  int64_t first_index = 0;  // index of tokens[0] in the answer
   FinishKind finish = FinishKind::kRunning;
-  absl::Status error;                    // not OK: the sequence is gone, nothing else is set
+  absl::Status error;  // not OK: the sequence is gone, nothing else is set
 };
 
 struct StepReport {
-  std::vector<SequenceOutput> outputs;   // only sequences with something to say
-  int64_t tokens = 0;                    // computed in this step
+  std::vector<SequenceOutput> outputs;  // only sequences with something to say
+  int64_t tokens = 0;                   // computed in this step
   int64_t prompt_tokens = 0;
   int64_t sequences = 0;
 };
@@ -95,7 +96,7 @@ class Engine {
   const EngineOptions& options() const;
   int64_t running() const;
   int64_t waiting() const;
-  int64_t waiting_tokens() const;        // prompt tokens not yet computed
+  int64_t waiting_tokens() const;  // prompt tokens not yet computed
 
  private:
   struct Impl;

@@ -12,12 +12,12 @@ namespace deltamesh {
 
 // One MoE layer of one step. Pointers stay valid until Finish returned.
 struct ExpertBatch {
-  int64_t layer;          // 0-based layer of the model
+  int64_t layer;  // 0-based layer of the model
   int64_t tokens, top_k;
-  int64_t width;          // values per row
-  const float* x;         // [tokens, width]
-  const int32_t* ids;     // [tokens, top_k], each below the expert count
-  float* out;             // [tokens * top_k, width]
+  int64_t width;       // values per row
+  const float* x;      // [tokens, width]
+  const int32_t* ids;  // [tokens, top_k], each below the expert count
+  float* out;          // [tokens * top_k, width]
 };
 
 // Used by one thread, the one that runs the model.

@@ -84,8 +84,7 @@ bool RemoteExperts::complete() const {
                       [](const auto& hosts) { return hosts.empty(); });
 }
 
-// ---- the view
-// ------------------------------------------------------------------------------------
+// ---- the view -----------------------------------------------------------------------------------
 
 void RemoteExperts::SetView(ExpertView view) {
   std::lock_guard one_at_a_time(view_mutex_);
@@ -159,8 +158,7 @@ void RemoteExperts::Leave() {
   for (const PeerId peer : retired) transport_->Disconnect(peer);
 }
 
-// ---- asking
-// --------------------------------------------------------------------------------------
+// ---- asking -------------------------------------------------------------------------------------
 
 absl::StatusOr<uint64_t> RemoteExperts::Start(const ExpertBatch& batch) {
   CHECK(batch.width == options_.width, "batch width %d, experts have %d", batch.width,
@@ -291,8 +289,7 @@ void RemoteExperts::Send(const std::shared_ptr<Call>& call, const ExpertBatch& b
       });
 }
 
-// ---- answers
-// -------------------------------------------------------------------------------------
+// ---- answers ------------------------------------------------------------------------------------
 
 void RemoteExperts::Settle(Call& call, absl::Status status, uint64_t RemoteExpertsStats::*counter) {
   if (call.state == Call::State::kDone) return;
@@ -361,8 +358,7 @@ void RemoteExperts::OnPeerLost(PeerId peer, const absl::Status& reason) {
   }
 }
 
-// ---- waiting
-// -------------------------------------------------------------------------------------
+// ---- waiting ------------------------------------------------------------------------------------
 
 absl::Status RemoteExperts::Finish(uint64_t id) {
   Ticket ticket;

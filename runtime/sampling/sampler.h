@@ -5,15 +5,13 @@
 //   2. over tokens of the answer: l -= frequency * count + presence
 //   3. l += bias. What leaves the range of float32 is clamped to it.
 //   4. temperature 0: the highest l, ties to the lowest id. Done. Else w = exp((l - max) /
-//   temperature)
+//      temperature)
 //   5. top-k: the k highest l; on ties the lowest ids stay
 //   6. min-p: w >= min_p * (highest w)
 //   7. top-p: by descending l, then ascending id, the shortest prefix whose sum of w reaches top_p
-//   of the
-//      sum of all w left; at least one
+//      of the sum of all w left; at least one
 //   8. one uniform number u = Philox(seed, position): the first token in ascending id order whose
-//   running
-//      sum of w exceeds u * (sum of w left)
+//      running sum of w exceeds u * (sum of w left)
 // Walking ids, not ranks, makes a filter that filters nothing equal to no filter.
 //
 // Log-probabilities are the model's own: the log-softmax of the logits before step 1, so that they

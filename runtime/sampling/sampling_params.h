@@ -10,16 +10,16 @@
 namespace deltamesh {
 
 struct SamplingParams {
-  float temperature = 1;           // [0, 2]; 0 is greedy
-  float top_p = 1;                 // (0, 1]
-  int32_t top_k = 0;               // 0: no limit
-  float min_p = 0;                 // [0, 1]
-  float repetition_penalty = 1;    // > 0; over prompt and answer
-  float presence_penalty = 0;      // [-2, 2]; over the answer
-  float frequency_penalty = 0;     // [-2, 2]; over the answer
+  float temperature = 1;         // [0, 2]; 0 is greedy
+  float top_p = 1;               // (0, 1]
+  int32_t top_k = 0;             // 0: no limit
+  float min_p = 0;               // [0, 1]
+  float repetition_penalty = 1;  // > 0; over prompt and answer
+  float presence_penalty = 0;    // [-2, 2]; over the answer
+  float frequency_penalty = 0;   // [-2, 2]; over the answer
   std::vector<std::pair<TokenId, float>> logit_bias;
   uint64_t seed = 0;
-  int32_t logprobs = -1;           // -1: none; n: the chosen token and n alternatives
+  int32_t logprobs = -1;  // -1: none; n: the chosen token and n alternatives
 };
 
 }  // namespace deltamesh

@@ -2,16 +2,13 @@
 //
 // The rule, simple on purpose:
 //   * Seats: at most running_max sequences run; the others wait, first come first seated. A seat is
-//   kept
-//     until the sequence is removed or, for a prefill, complete.
+//     kept until the sequence is removed or, for a prefill, complete.
 //   * Every running sequence whose prompt is done gets one token, least recently served first.
 //   * What is left of step_tokens_max is shared evenly among running prompts, at least one block
-//   each, least
-//     recently served first; what nobody took goes to them again in that order. No sequence gets
-//     more than chunk_tokens_max. So a short prompt behind a long one starts at once.
+//     each, least recently served first; what nobody took goes to them again in that order. No
+//     sequence gets more than chunk_tokens_max. So a short prompt behind a long one starts at once.
 //   * A piece never passes its end, and ends at a multiple of 64 when it can and more remains:
-//   tiles and
-//     blocks are then computed whole.
+//     tiles and blocks are then computed whole.
 //
 // Pure: no clock, no threads; the same calls give the same plans. Results of sequences never depend
 // on it.

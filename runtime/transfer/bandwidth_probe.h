@@ -24,8 +24,8 @@ struct BandwidthResult {
   double round_trip_seconds = 0;  // of an empty message, the median of five
 };
 
-// Takes kProbe messages and answers each with an empty one; both ends of a measurement need one. Payloads land
-// in scratch memory and are forgotten.
+// Takes kProbe messages and answers each with an empty one; both ends of a measurement need one.
+// Payloads land in scratch memory and are forgotten.
 //
 // Thread-safe; one Measure at a time. Measure blocks: never call it on the transport's thread. The transport
 // must be destroyed first.

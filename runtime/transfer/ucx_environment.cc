@@ -64,7 +64,8 @@ absl::Status ApplyUcxDefaults(const UcxTransportOptions& options) {
     const bool named = !options.advertise_host.empty();
     ASSIGN_OR_RETURN(devices, InterfaceOf(named ? options.advertise_host : options.host));
   }
-  // UCX_HANDLE_ERRORS and UCX_MEM_EVENTS are read when the library loads: only the real environment sets them.
+  // UCX_HANDLE_ERRORS and UCX_MEM_EVENTS are read when the library loads: only the real environment
+  // sets them.
   const std::pair<const char*, std::string> defaults[] =
       {
           {"UCX_TLS", options.transports},

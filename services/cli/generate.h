@@ -19,19 +19,19 @@ class App;
 namespace deltamesh {
 
 struct GenerateOptions {
-  std::string model;                   // checkpoint folder
+  std::string model;  // checkpoint folder
   // Exactly one input.
-  std::optional<std::string> prompt;   // continued as it is
-  std::optional<std::string> chat;     // a user's message, rendered with the model's chat format
-  std::vector<TokenId> tokens;         // used as they are
+  std::optional<std::string> prompt;  // continued as it is
+  std::optional<std::string> chat;    // a user's message, rendered with the model's chat format
+  std::vector<TokenId> tokens;        // used as they are
   int64_t max_tokens = 128;
-  SamplingParams sampling;             // its seed is not used
-  std::optional<uint64_t> seed;        // absent: one is drawn and told
-  std::vector<std::string> stops;      // stop strings
-  bool ignore_eos = false;             // go on after the model's end tokens
-  bool show_tokens = false;            // print token ids instead of text
-  int threads = 0;                     // 0: as many as the machine has processors
-  int64_t context_tokens = 8192;       // prompt and answer; never more than the model's
+  SamplingParams sampling;         // its seed is not used
+  std::optional<uint64_t> seed;    // absent: one is drawn and told
+  std::vector<std::string> stops;  // stop strings
+  bool ignore_eos = false;         // go on after the model's end tokens
+  bool show_tokens = false;        // print token ids instead of text
+  int threads = 0;                 // 0: as many as the machine has processors
+  int64_t context_tokens = 8192;   // prompt and answer; never more than the model's
 };
 
 void AddGenerateFlags(CLI::App* app, GenerateOptions* options);

@@ -15,7 +15,8 @@ namespace {
 // 1559965606912 as "1,559,965,606,912".
 std::string Grouped(int64_t value) {
   std::string digits = std::to_string(value);
-  for (int64_t at = std::ssize(digits) - 3; at > 0; at -= 3) digits.insert(static_cast<size_t>(at), 1, ',');
+  for (int64_t at = std::ssize(digits) - 3; at > 0; at -= 3)
+    digits.insert(static_cast<size_t>(at), 1, ',');
   return digits;
 }
 
@@ -51,7 +52,8 @@ std::string Features(const ModelConfig& c) {
   text += c.q_rank > 0 ? absl::StrFormat(", query rank %d", c.q_rank) : ", direct query";
   if (c.mla_gate) text += ", MLA gate";
   text += c.activation == kernels::Activation::kSitu ? ", SiTU" : ", SiLU";
-  if (c.attn_res_block > 0) absl::StrAppendFormat(&text, ", attention residuals of %d", c.attn_res_block);
+  if (c.attn_res_block > 0)
+    absl::StrAppendFormat(&text, ", attention residuals of %d", c.attn_res_block);
   if (c.tied_embeddings) text += ", tied embeddings";
   return text;
 }
@@ -61,8 +63,9 @@ void PrintShape(const ModelConfig& c, std::ostream& out) {
                          c.CountMixer(MixerKind::kKda), c.CountMixer(MixerKind::kMla),
                          c.CountFfn(FfnKind::kDense), c.CountFfn(FfnKind::kMoe));
   out << "schedule      " << LayerRuns(c) << "\n";
-  out << absl::StrFormat("width         hidden %d, KDA %d x %d, MLA %d heads over %d + %d latent values\n",
-                         c.hidden, c.kda_heads, c.kda_dim, c.heads, c.kv_rank, c.rope);
+  out << absl::StrFormat(
+      "width         hidden %d, KDA %d x %d, MLA %d heads over %d + %d latent values\n", c.hidden,
+      c.kda_heads, c.kda_dim, c.heads, c.kv_rank, c.rope);
   out << "features      " << Features(c) << "\n";
   if (c.experts > 0) {
     out << absl::StrFormat("experts       %d per layer, %d chosen, %d shared; rows of %d%s, %s\n",
@@ -94,12 +97,12 @@ void PrintSizes(const ModelConfig& config, const Checkpoint& checkpoint, std::os
                            Grouped(checkpoint.skipped_bytes()), checkpoint.skipped_tensors());
   }
   const StateLayout layout = config.ToStateLayout();
-  out << absl::StrFormat("state         %s bytes per sequence (%s), of which %s move in a hand-off\n",
-                         Grouped(layout.slab_bytes()), Human(layout.slab_bytes()),
-                         Grouped(layout.snapshot_bytes()));
+  out << absl::StrFormat(
+      "state         %s bytes per sequence (%s), of which %s move in a hand-off\n",
+      Grouped(layout.slab_bytes()), Human(layout.slab_bytes()), Grouped(layout.snapshot_bytes()));
   out << absl::StrFormat("latents       %s bytes per token, %s per block of %d tokens\n",
-                         Grouped(layout.block_bytes() / kBlockTokens), Grouped(layout.block_bytes()),
-                         kBlockTokens);
+                         Grouped(layout.block_bytes() / kBlockTokens),
+                         Grouped(layout.block_bytes()), kBlockTokens);
 }
 
 }  // namespace
@@ -110,7 +113,8 @@ absl::Status RunInspect(const std::string& folder, std::ostream& out) {
   RETURN_IF_ERROR(CheckTensors(config, *checkpoint));
   ASSIGN_OR_RETURN(const std::string digest, ModelDigest(*checkpoint));
   out << absl::StrFormat("family        %s\n", config.family);
-  if (HasRandomWeights(folder)) out << "WEIGHTS ARE RANDOM: the answers of this model mean nothing\n";
+  if (HasRandomWeights(folder))
+    out << "WEIGHTS ARE RANDOM: the answers of this model mean nothing\n";
   PrintShape(config, out);
   PrintSizes(config, *checkpoint, out);
   out << absl::StrFormat("digest        %s\n", digest);

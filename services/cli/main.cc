@@ -126,7 +126,7 @@ void AddChat(CLI::App& app, Command& command) {
   AddChatFlags(chat, options.get());
   chat->callback([=, &command] {
     command = [=] {
-      const SignalWaiter signals;   // before gRPC makes threads
+      const SignalWaiter signals;  // before gRPC makes threads
       return RunChat(*options, STDIN_FILENO, std::cout,
                      [&](absl::Duration wait) { return signals.Wait(wait); });
     };

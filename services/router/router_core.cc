@@ -131,8 +131,7 @@ void RouterCore::Impl::Tick(absl::Time now) {
   PlaceWaiting(now);
 }
 
-// ---- the class
-// -----------------------------------------------------------------------------------
+// ---- the class ----------------------------------------------------------------------------------
 
 RouterCore::RouterCore(RouterOptions options) {
   CHECK_OK(options.Validate());

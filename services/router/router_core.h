@@ -14,10 +14,9 @@
 // Attempts. `attempt` starts at 1 and grows with each try at placing or handing off; a message that
 // carries another attempt than the current one is stale: ignored and counted.
 //  * HandoffResult with an error: attempt n+1 starts when the decode worker's new LandingGranted
-//  arrives.
+//    arrives.
 //  * The prefill worker is lost or gives up: CancelRequest to the decode worker, then StartDecode
-//  with
-//    attempt n+1 (to the same worker or another). A worker needs to know nothing of earlier
+//    with attempt n+1 (to the same worker or another). A worker needs to know nothing of earlier
 //    attempts.
 //
 // Not thread-safe: one thread owns it. Times never go backwards.
@@ -57,8 +56,7 @@ struct TokenUsage {
   int64_t cached_tokens = 0;
 };
 
-// ---- actions
-// -------------------------------------------------------------------------------------
+// ---- actions ------------------------------------------------------------------------------------
 struct SendToWorker {
   LinkId link = 0;
   mesh::RouterMessage message;

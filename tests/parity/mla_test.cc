@@ -124,13 +124,13 @@ TEST(MlaAttendSplits, NoSplitOfPairsOrTokensShows) {
 
 // Softmax attention in float64, all positions at once.
 //
-// A score is a chain of at most n = (rank + rope) / 16 + 2 multiply-adds, a tree of 4 and the scale: its error
-// is at most gamma(n + 5) * scale * sum |q c| =: ds. Each exponential argument is a difference of two scores
-// rounded once more, so e is off by a factor within exp(2 ds + u |difference|) and 2 u for exp itself; the
-// factors of merging blocks and spans multiply to the same exponentials, 4 u for each of the `merges`. The
-// weighted sum adds gamma(64 + merges) and the division 1 u. All of it relative to sum p |c|, where the
-// weights' relative error counts twice (numerator and denominator).
-TEST(MlaAttendAccuracy, WithinTheBoundOfSoftmaxAttention) {
+// A score is a chain of at most n = (rank + rope) / 16 + 2 multiply-adds, a tree of 4 and the scale: its
+// error is at most gamma(n + 5) * scale * sum |q c| =: ds. Each exponential argument is a
+// difference of two scores rounded once more, so e is off by a factor within exp(2 ds + u
+// |difference|) and 2 u for exp itself; the factors of merging blocks and spans multiply to the
+// same exponentials, 4 u for each of the `merges`. The weighted sum adds gamma(64 + merges) and
+// the division 1 u. All of it relative to sum p |c|, where the weights' relative error counts
+// twice (numerator and denominator). T(MlaAttendAccuracy, WithinTheBoundOfSoftmaxAttention) {
   Random random(24);
   for (int64_t start : {0, 70, 600, 1500}) {
     const Case c = MakeCase(start, 3, 2, 40, 9, random);

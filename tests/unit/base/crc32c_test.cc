@@ -44,7 +44,8 @@ TEST(Crc32c, EqualsTheBitwiseFormAtEveryLengthAndOffset) {
 TEST(Crc32c, ContinuesFromASeed) {
   const std::string_view text = "moved in pieces, checked as a whole";
   for (size_t cut = 0; cut <= text.size(); ++cut) {
-    EXPECT_EQ(Crc32c(Bytes(text.substr(cut)), Crc32c(Bytes(text.substr(0, cut)))), Crc32c(Bytes(text)));
+    EXPECT_EQ(Crc32c(Bytes(text.substr(cut)), Crc32c(Bytes(text.substr(0, cut)))),
+              Crc32c(Bytes(text)));
   }
 }
 

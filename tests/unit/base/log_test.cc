@@ -16,7 +16,8 @@ std::string Capture(LogLevel level, void (*body)()) {
 
 TEST(Log, OneLineOfFields) {
   const std::string line = Capture(LogLevel::kInfo, [] {
-    LogInfo("handoff.complete", {{"request", "r-1"}, {"bytes", 4096}, {"seconds", 0.25}, {"ok", true}});
+    LogInfo("handoff.complete",
+            {{"request", "r-1"}, {"bytes", 4096}, {"seconds", 0.25}, {"ok", true}});
   });
   EXPECT_NE(line.find(" decode handoff.complete request=r-1 bytes=4096 seconds=0.25 ok=true\n"),
             std::string::npos)
@@ -28,7 +29,8 @@ TEST(Log, TextFromOutsideCannotForgeALine) {
     LogInfo("request", {{"id", "a\nerror fake=1"}, {"empty", ""}, {"quote", "say \"x\""}});
   });
   EXPECT_EQ(std::count(line.begin(), line.end(), '\n'), 1) << line;
-  EXPECT_NE(line.find("id=\"a\\x0aerror fake=1\" empty=\"\" quote=\"say \\\"x\\\"\""), std::string::npos)
+  EXPECT_NE(line.find("id=\"a\\x0aerror fake=1\" empty=\"\" quote=\"say \\\"x\\\"\""),
+            std::string::npos)
       << line;
 }
 

@@ -27,7 +27,7 @@ TEST(Philox, UniformIsInRangeAndKeyedByEveryArgument) {
     sum += u;
     seen.insert(u);
   }
-  EXPECT_NEAR(sum / 4096, 0.5, 5 * 0.2887 / 64);   // five standard errors of a uniform mean
+  EXPECT_NEAR(sum / 4096, 0.5, 5 * 0.2887 / 64);  // five standard errors of a uniform mean
   EXPECT_GT(seen.size(), 4090u);
   EXPECT_NE(PhiloxUniform(7, 1, 0), PhiloxUniform(8, 1, 0));
   EXPECT_NE(PhiloxUniform(7, 1, 0), PhiloxUniform(7, 1, 1));

@@ -46,7 +46,7 @@ TEST(FixedPool, TheLastReferenceFrees) {
   SlotRef c = std::move(b);
   EXPECT_FALSE(b);
   EXPECT_EQ(c.use_count(), 1);
-  c = c;   // assigning a handle to itself keeps it
+  c = c;  // assigning a handle to itself keeps it
   EXPECT_EQ(c.use_count(), 1);
   c = SlotRef();
   EXPECT_EQ(pool->free_slots(), 1);

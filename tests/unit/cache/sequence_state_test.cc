@@ -7,17 +7,23 @@ namespace {
 
 // Kimi K3's shape: the byte counts of model.md section 12 (float32 latents take twice the bf16 figure).
 StateLayout K3Layout() {
-  return {.kda_layers = 69, .heads = 96, .dim = 128, .conv_taps = 4,
-          .mla_layers = 24, .rank = 512, .rope = 64};
+  return {.kda_layers = 69,
+          .heads = 96,
+          .dim = 128,
+          .conv_taps = 4,
+          .mla_layers = 24,
+          .rank = 512,
+          .rope = 64};
 }
 StateLayout Tiny() {
-  return {.kda_layers = 2, .heads = 3, .dim = 4, .conv_taps = 4, .mla_layers = 2, .rank = 5, .rope = 2};
+  return {
+      .kda_layers = 2, .heads = 3, .dim = 4, .conv_taps = 4, .mla_layers = 2, .rank = 5, .rope = 2};
 }
 
 TEST(StateLayout, SizesOfTheRealModel) {
   const StateLayout l = K3Layout();
   EXPECT_EQ(l.kda_layers * l.s_floats() * 4, 434'110'464);
-  EXPECT_EQ(l.kda_layers * l.conv_floats() * 2, 15'261'696);   // as bf16 there
+  EXPECT_EQ(l.kda_layers * l.conv_floats() * 2, 15'261'696);  // as bf16 there
   EXPECT_EQ(l.block_bytes() / kBlockTokens, 2 * 27'648);
 }
 

@@ -72,7 +72,8 @@ struct Result {
 
 class EngineUnderTest {
  public:
-  explicit EngineUnderTest(const std::string& family, const EngineOptions& options = {}, int threads = 1)
+  explicit EngineUnderTest(const std::string& family, const EngineOptions& options = {},
+                           int threads = 1)
       : model(GoldenModel(family)), pool(threads), experts(&model.experts(), &pool) {
     auto made = Engine::Create(&model, &experts, &pool, options);
     CHECK(made.ok(), "%s", made.status().ToString());

@@ -15,7 +15,8 @@ using testing::RandomPrompt;
 
 // A model without attention: an expert shard as its process would load it.
 struct Shard {
-  Shard(const std::string& folder, InprocNetwork& network, int64_t index, int64_t of, int64_t experts)
+  Shard(const std::string& folder, InprocNetwork& network, int64_t index, int64_t of,
+        int64_t experts)
       : pool(1) {
     info.name = info.address = "shard-" + std::to_string(index);
     info.epoch = 1;
@@ -64,7 +65,8 @@ std::map<uint64_t, Tokens> Answers(Model& model, ExpertBackend& experts) {
 }
 
 class EngineShards : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Families, EngineShards, ::testing::Values("kimi_k3_tiny", "kimi_linear_tiny"),
+INSTANTIATE_TEST_SUITE_P(Families, EngineShards,
+                         ::testing::Values("kimi_k3_tiny", "kimi_linear_tiny"),
                          [](const auto& param) { return std::string(param.param); });
 
 TEST_P(EngineShards, EqualInProcess) {

@@ -14,16 +14,17 @@ namespace {
 using testing::EngineUnderTest;
 using testing::GoldenJson;
 using testing::GreedySpec;
+using ::testing::HasSubstr;
 using testing::RandomPrompt;
 using testing::Result;
-using ::testing::HasSubstr;
 
 class EngineTest : public ::testing::TestWithParam<const char*> {
  protected:
   static constexpr int64_t kVocab = 768;
 };
 
-INSTANTIATE_TEST_SUITE_P(Families, EngineTest, ::testing::Values("kimi_k3_tiny", "kimi_linear_tiny"),
+INSTANTIATE_TEST_SUITE_P(Families, EngineTest,
+                         ::testing::Values("kimi_k3_tiny", "kimi_linear_tiny"),
                          [](const auto& param) { return std::string(param.param); });
 
 TEST_P(EngineTest, GreedyContinuationsOfTheOracle) {
@@ -99,7 +100,8 @@ TEST_P(EngineTest, OutputsDoNotDependOnCompanyBudgetsOrThreads) {
     }
     t.RunAll();
     for (size_t i = 0; i < specs.size(); ++i) {
-      EXPECT_EQ(t.results[ids[i]], alone[i]) << "sequence " << i << ", budget " << options.step_tokens_max;
+      EXPECT_EQ(t.results[ids[i]], alone[i])
+          << "sequence " << i << ", budget " << options.step_tokens_max;
     }
     t.ExpectBaseline();
   }
@@ -110,8 +112,10 @@ std::unique_ptr<SequenceState> Move(const SequenceState& from, const StatePools&
   auto state = *SequenceState::Create(to);
   const StateLayout& l = to.layout;
   for (int64_t i = 0; i < l.kda_layers; ++i) {
-    std::memcpy(state->slab_layer(i).s, from.slab_layer(i).s, static_cast<size_t>(l.s_floats()) * 4);
-    std::memcpy(state->slab_layer(i).conv, from.slab_layer(i).conv, static_cast<size_t>(l.conv_floats()) * 4);
+    std::memcpy(state->slab_layer(i).s, from.slab_layer(i).s,
+                static_cast<size_t>(l.s_floats()) * 4);
+    std::memcpy(state->slab_layer(i).conv, from.slab_layer(i).conv,
+                static_cast<size_t>(l.conv_floats()) * 4);
   }
   std::vector<SlotRef> blocks;
   for (int64_t b = 0; b * kBlockTokens < from.position(); ++b) {
@@ -134,7 +138,7 @@ TEST_P(EngineTest, PrefillHereAndDecodeThereEqualsOneEngine) {
   spec.prompt = prompt;
   spec.stop_at = 128;
   std::vector<int64_t> layers;
-  std::map<int64_t, std::vector<float>> seen;   // S of each KDA layer when it was called final
+  std::map<int64_t, std::vector<float>> seen;  // S of each KDA layer when it was called final
   const ModelConfig& config = prefill.model.config();
   spec.layer_final = [&](int64_t layer, const SequenceState& state) {
     layers.push_back(layer);
@@ -153,7 +157,8 @@ TEST_P(EngineTest, PrefillHereAndDecodeThereEqualsOneEngine) {
   ASSERT_NE(state, nullptr);
   EXPECT_EQ(state->position(), 128);
   for (const auto& [kda, s] : seen) {
-    EXPECT_EQ(std::memcmp(s.data(), state->slab_layer(kda).s, s.size() * 4), 0) << "KDA layer " << kda;
+    EXPECT_EQ(std::memcmp(s.data(), state->slab_layer(kda).s, s.size() * 4), 0)
+        << "KDA layer " << kda;
   }
 
   EngineUnderTest decode(GetParam());
@@ -184,7 +189,7 @@ TEST_P(EngineTest, FinishKinds) {
   stop.stop_tokens = {-7, five[2]};
   const SequenceId stopped = t.Add(std::move(stop));
   t.RunAll();
-  const auto& tokens = t.results[stopped].tokens;   // up to the first occurrence, included
+  const auto& tokens = t.results[stopped].tokens;  // up to the first occurrence, included
   const auto first = std::find(five.begin(), five.end(), five[2]);
   EXPECT_EQ(tokens, std::vector<TokenId>(five.begin(), first + 1));
   EXPECT_EQ(t.results[stopped].finish, FinishKind::kStopToken);
@@ -200,7 +205,8 @@ TEST_P(EngineTest, RefusesBeforeTakingAnything) {
   };
   using absl::StatusCode;
   refused(GreedySpec({}, 1), StatusCode::kInvalidArgument, "prompt");
-  refused(GreedySpec({1, static_cast<TokenId>(kVocab)}, 1), StatusCode::kInvalidArgument, "token 768 at 1");
+  refused(GreedySpec({1, static_cast<TokenId>(kVocab)}, 1), StatusCode::kInvalidArgument,
+          "token 768 at 1");
   refused(GreedySpec({-1}, 1), StatusCode::kInvalidArgument, "token -1 at 0");
   refused(GreedySpec({1}, 0), StatusCode::kInvalidArgument, "max_tokens");
   refused(GreedySpec(RandomPrompt(1, 300, kVocab), 1), StatusCode::kInvalidArgument, "300");
@@ -213,10 +219,11 @@ TEST_P(EngineTest, RefusesBeforeTakingAnything) {
   refused(std::move(beyond), StatusCode::kInvalidArgument, "stop_at");
   t.ExpectBaseline();
 
-  t.Add(GreedySpec(RandomPrompt(2, 200, kVocab), 50));   // 249 positions: 4 blocks of 5
-  refused(GreedySpec(RandomPrompt(3, 64, kVocab), 2), StatusCode::kResourceExhausted, "latent block pool");
+  t.Add(GreedySpec(RandomPrompt(2, 200, kVocab), 50));  // 249 positions: 4 blocks of 5
+  refused(GreedySpec(RandomPrompt(3, 64, kVocab), 2), StatusCode::kResourceExhausted,
+          "latent block pool");
   EXPECT_EQ(t.engine->pools().slabs->free_slots(), 1);
-  t.Add(GreedySpec(RandomPrompt(4, 60, kVocab), 5));     // 64 positions: the last block
+  t.Add(GreedySpec(RandomPrompt(4, 60, kVocab), 5));  // 64 positions: the last block
   refused(GreedySpec({1}, 1), StatusCode::kResourceExhausted, "slab pool");
   t.RunAll();
   t.ExpectBaseline();

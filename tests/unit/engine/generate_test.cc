@@ -39,7 +39,8 @@ class GenerateTest : public ::testing::TestWithParam<const char*> {
   std::ostringstream notes;
 };
 
-INSTANTIATE_TEST_SUITE_P(Families, GenerateTest, ::testing::Values("kimi_k3_tiny", "kimi_linear_tiny"),
+INSTANTIATE_TEST_SUITE_P(Families, GenerateTest,
+                         ::testing::Values("kimi_k3_tiny", "kimi_linear_tiny"),
                          [](const auto& param) { return std::string(param.param); });
 
 TEST_P(GenerateTest, GreedyTokensOfTheOracle) {

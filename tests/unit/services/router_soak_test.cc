@@ -57,7 +57,7 @@ class World {
   struct Held {
     uint32_t attempt = 0;
     int64_t next = 0, max = 0;
-    uint64_t transfer = 0;      // decode: awaited; prefill: to be sent
+    uint64_t transfer = 0;  // decode: awaited; prefill: to be sent
     bool running = false;
     int delay = 0;
   };
@@ -67,7 +67,7 @@ class World {
     bool decode = false;
     absl::Time silent_until;
     std::map<std::string, Held> held;
-    std::deque<mesh::RouterMessage> inbox;    // in order, delivered late
+    std::deque<mesh::RouterMessage> inbox;  // in order, delivered late
     std::deque<mesh::WorkerMessage> outbox;
   };
 
@@ -100,7 +100,7 @@ class World {
     Worker& w = workers_[name];
     const LinkId link = w.link;
     Drop(w);
-    if (Pick(2) == 0) Join(name);   // back before the router has noticed
+    if (Pick(2) == 0) Join(name);  // back before the router has noticed
     core_->OnLinkClosed(link, absl::UnavailableError("killed"), now_);
     if (!by_link_.contains(workers_[name].link)) Join(name);
   }
@@ -150,7 +150,7 @@ class World {
         core_->OnWorkerMessage(link, m, now_);
         if (faults && !m.has_register_() && Pick(15) == 0) core_->OnWorkerMessage(link, m, now_);
         Perform();
-        if (w.link != link) break;   // closed by the router, joined anew
+        if (w.link != link) break;  // closed by the router, joined anew
       }
     }
     core_->Tick(now_);
@@ -235,12 +235,14 @@ class World {
   void Transfer(const std::string& id, uint64_t transfer, bool damaged) {
     for (auto& [name, w] : workers_) {
       const auto it = w.held.find(id);
-      if (!w.decode || it == w.held.end() || it->second.transfer != transfer || it->second.running) continue;
+      if (!w.decode || it == w.held.end() || it->second.transfer != transfer || it->second.running)
+        continue;
       Held& h = it->second;
       mesh::WorkerMessage m;
       m.mutable_handoff_result()->set_request_id(id);
       m.mutable_handoff_result()->set_attempt(h.attempt);
-      m.mutable_handoff_result()->set_code(damaged ? static_cast<int>(absl::StatusCode::kDataLoss) : 0);
+      m.mutable_handoff_result()->set_code(damaged ? static_cast<int>(absl::StatusCode::kDataLoss)
+                                                   : 0);
       m.mutable_handoff_result()->set_reason(damaged ? "CHECKSUM: region 1" : "");
       w.outbox.push_back(m);
       h.transfer = 0;
@@ -300,7 +302,9 @@ class World {
   }
 
   void CheckNothingLeft() {
-    for (const auto& [name, w] : workers_) EXPECT_TRUE(w.held.empty()) << name << " " << w.held.begin()->first;
+    for (const auto& [name, w] : workers_) {
+      EXPECT_TRUE(w.held.empty()) << name << " " << w.held.begin()->first;
+    }
     EXPECT_EQ(core_->gauges().live, 0);
     EXPECT_EQ(core_->gauges().waiting, 0);
     // No room was lost: as many requests as there are slabs are placed at once.

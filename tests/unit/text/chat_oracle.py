@@ -14,8 +14,8 @@ rng = random.Random(77)
 
 WORDS = ["Rome", "a & b", 'say "hi"', "中文", "<|open|>", "<|im_end|>", "line\nbreak", "\ttab", "é", "👍", "\\",
          "\x01", "\x7f", " ", "\u00a0", "&quot;", "100%", "%s", "{}", ""]
-NUMBERS = [0, 1, -7, 2**31, 2**63 - 1, 2**64 - 1, -2**63, 0.5, -2.5, 1e16, 1e15, 1.5e300, 1e-5, 1e-4, 0.1, 1 / 3, -0.0,
-           123456789.125, 5e-324, 1e22, 9007199254740993.0, 100.0]
+NUMBERS = [0, 1, -7, 2**31, 2**63 - 1, 2**64 - 1, -2**63, 0.5, -2.5, 1e16, 1e15, 1.5e300, 1e-5, 1e-4, 0.1,
+           1 / 3, -0.0, 123456789.125, 5e-324, 1e22, 9007199254740993.0, 100.0]
 
 
 def text():
@@ -45,8 +45,8 @@ def tools():
 
 
 def arguments():
-    a = rng.choice([obj(), obj(), json.dumps(obj(), ensure_ascii=False), json.dumps(obj(), indent=1), "", "  \n",
-                    "{broken", "null", "[]", "\u00a0", "\ufeff{}", '{"a": 1, "a": 2, "b": NaN'])
+    a = rng.choice([obj(), obj(), json.dumps(obj(), ensure_ascii=False), json.dumps(obj(), indent=1), "",
+                    "  \n", "{broken", "null", "[]", "\u00a0", "\ufeff{}", '{"a": 1, "a": 2, "b": NaN'])
     return a
 
 
