@@ -1,12 +1,10 @@
 // MLA attention in absorbed form over blocks of latents, causal, no positions (model.md 7).
 //
-// A row of a block is [latent (rank) | extra key (rope)]. For a query (token at position p, head
-// h):
+// A row of a block is [latent (rank) | extra key (rope)]. For a query (token at position p, head h):
 //   score(s) = (lane sum over rank of q_latent * c_s  [16 lanes, see types.h]
 //               continued in the same lanes over rope of q_rope * kr_s, then the tree) * scale
 //              lanes restart at 0 for the rope part: lane l takes rope elements l, l + 16, ...
-// Positions 0..p are cut into blocks of 64 and spans of 8 blocks. Within a span, per block b
-// ascending:
+// Positions 0..p are cut into blocks of 64 and spans of 8 blocks. Within a span, blocks ascending:
 //   m' = max(m, max of scores);  f = exp(m - m');  e_s = exp(score(s) - m')
 //   l = fma(l, f, lane sum over the 64 positions of e_s, absent positions +0)
 //       (position s is added to lane s mod 16, ascending, from +0; then the tree)

@@ -32,8 +32,7 @@ absl::Status CheckOptions(const EngineOptions& o) {
   if (o.latent_blocks < blocks) {
     return InvalidArgument(
         "latent_blocks: %d, but one sequence of context_tokens_max=%d needs %d; raise the one or "
-        "lower "
-        "the other",
+        "lower the other",
         o.latent_blocks, o.context_tokens_max, blocks);
   }
   return absl::OkStatus();

@@ -226,8 +226,7 @@ class Writer {
       } else {
         return InvalidArgument(
             "messages[%d].tool_call_id: \"%s\" is not the id of a call in the assistant message "
-            "before "
-            "it; use that id, or give the tool's name in messages[%d].name",
+            "before it; use that id, or give the tool's name in messages[%d].name",
             order[n], m.tool_call_id, order[n]);
       }
       Message(m.content, {{"role", "tool"}, {"tool", name}, {"index", std::to_string(n + 1)}});

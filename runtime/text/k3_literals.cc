@@ -61,8 +61,7 @@ absl::StatusOr<std::string> K3Literals::Get(std::string_view key, std::string_vi
   if (it != texts_.end()) return it->second;
   return FailedPrecondition(
       "%s: needs the text \"%s\", which %s does not have; add it from the published "
-      "encoding_k3.py, "
-      "or do without %s",
+      "encoding_k3.py, or do without %s",
       field, key, file_, field);
 }
 

@@ -53,8 +53,7 @@ const Shape kShapes[] = {
      "kimi_linear",
      15,
      "--hidden 50 --heads 3 --nope 7 --rope 5 --vdim 9 --kv-lora 37 --moe-inter 19 --dense-inter "
-     "35 "
-     "--kda-heads 1 --kda-dim 37 --experts 5 --topk 5",
+     "35 --kda-heads 1 --kda-dim 37 --experts 5 --topk 5",
      {2, 47, 65}},
     {"linear_five_heads_one_expert",
      "kimi_linear",
