@@ -255,10 +255,13 @@ void PrefillCore::OnHandoffSent(const HandoffSent& result, absl::Time) {
                                 {"attempt", it->second->attempt},
                                 {"reason", name},
                                 {"error", result.status.ToString()}});
-  // A refusal by the receiver reaches the router from there, with a new landing. Only what the receiver
-  // may not know of is ours to report.
-  if (result.reason == mesh::PEER_LOST || result.reason == mesh::TIMEOUT ||
-      result.reason == mesh::NONE) {
+  // A refusal of a transfer that the receiver has open reaches the router from there, with a new landing.
+  // Only what the receiver cannot lay at a request's door is ours to report.
+  const bool receiver_reports = result.reason != mesh::NONE && result.reason != mesh::PEER_LOST &&
+                                result.reason != mesh::TIMEOUT &&
+                                result.reason != mesh::UNKNOWN_TRANSFER &&
+                                result.reason != mesh::STALE_EPOCH;
+  if (!receiver_reports) {
     Fail(RequestId(result.request_id), result.status);
   } else {
     ++counters_.failed;

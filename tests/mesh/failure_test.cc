@@ -72,6 +72,29 @@ TEST_F(MeshFailureTest, DeadlineAtAnyMomentFreesEverythingWithinASecond) {
   }
 }
 
+// ---- drain ---------------------------------------------------------------------------------------
+
+TEST_F(MeshFailureTest, DrainingWorkersFinishWhatTheyHaveAndGetNothingNew) {
+  options_.prefill = 2;
+  options_.decode = 2;
+  Start();
+  std::vector<ClientRequest> running;
+  for (int i = 0; i < 4; ++i) running.push_back(SubmitOne(absl::StrFormat("r%d", i), 140 + i, 60));
+  mesh_->RunFor(absl::Milliseconds(30));
+  mesh_->decode("decode-0").Drain(mesh_->now());
+  mesh_->prefill("prefill-0").Drain(mesh_->now());
+  ASSERT_TRUE(mesh_->RunUntilEnded({"r0", "r1", "r2", "r3"}));
+  for (const ClientRequest& request : running) ExpectPlainAnswer(request);
+  ASSERT_TRUE(BaselineWithinASecond());
+
+  const ClientRequest next = SubmitOne("next", 200);
+  ASSERT_TRUE(mesh_->RunUntil([&] { return !mesh_->answer("next").tokens.empty(); }));
+  EXPECT_TRUE(mesh_->decode("decode-0").Idle());
+  EXPECT_FALSE(mesh_->decode("decode-1").Idle());
+  ASSERT_TRUE(mesh_->RunUntilEnded({"next"}));
+  ExpectPlainAnswer(next);
+}
+
 // ---- damaged hand-offs ---------------------------------------------------------------------------
 
 struct Damage {
