@@ -59,6 +59,13 @@ struct Outcome {
   std::vector<PeerId> disconnects;
 };
 
+// For a message that was taken from its header, or refused: a payload has nowhere to go.
+absl::StatusOr<Landing> NothingWanted(const Arrival& arrival) {
+  if (arrival.payload_bytes == 0) return Landing{};
+  return InvalidArgument("hand-off: %d bytes of payload belong to no open landing",
+                         arrival.payload_bytes);
+}
+
 bool SameToken(const mesh::TransferKey& a, const mesh::TransferKey& b) {
   return ((a.token_low() ^ b.token_low()) | (a.token_high() ^ b.token_high())) == 0;
 }
@@ -292,7 +299,8 @@ absl::StatusOr<Landing> HandoffReceiver::Impl::OnManifest(const Arrival& arrival
     }
   }
   Flush(std::move(out));
-  return collect ? Collect(arrival, collect, mesh::Verdict::MANIFEST) : Landing{};
+  if (collect) return Collect(arrival, collect, mesh::Verdict::MANIFEST);
+  return NothingWanted(arrival);
 }
 
 absl::StatusOr<Landing> HandoffReceiver::Impl::OnSeal(const Arrival& arrival) {
@@ -314,7 +322,8 @@ absl::StatusOr<Landing> HandoffReceiver::Impl::OnSeal(const Arrival& arrival) {
     }
   }
   Flush(std::move(out));
-  return collect ? Collect(arrival, collect, mesh::Verdict::SEAL) : Landing{};
+  if (collect) return Collect(arrival, collect, mesh::Verdict::SEAL);
+  return NothingWanted(arrival);
 }
 
 // A long manifest or seal lands in a buffer of its own, bounded by what the grant can need.

@@ -51,11 +51,16 @@ struct Arrival {
 using PayloadDone = std::function<void(absl::Status)>;
 
 // What a handler decides about a payload: where it goes and whom to tell. An error drops the
-// payload.
+// payload, and so does a buffer of another size.
 struct Landing {
   std::span<std::byte> buffer;  // payload_bytes long, valid until `done` ran
   PayloadDone done;
 };
+
+// `landing` when its buffer holds exactly the payload. Else the error that drops the message: a
+// peer picks the payload's size, so a handler that misjudged it must not end the process. Logs it
+// and runs `done`, if there is one, with the error.
+absl::StatusOr<Landing> FittingLanding(Landing landing, int64_t payload_bytes);
 
 class MessageHandler {
  public:
