@@ -30,9 +30,9 @@ class ExpertBackend {
   // UNAVAILABLE when some expert has no live shard.
   virtual absl::StatusOr<uint64_t> Start(const ExpertBatch& batch) = 0;
 
-  // Waits for the ticket's results to be in batch.out. UNAVAILABLE when a shard was lost or answered wrong,
-  // DATA_LOSS when an answer was damaged, DEADLINE_EXCEEDED when a shard stayed silent; the step must then be
-  // given up.
+  // Waits for the ticket's results to be in batch.out. UNAVAILABLE when a shard was lost, stayed silent or
+  // answered wrong: a part of the mesh that fails is neither the caller's deadline nor its data. The step
+  // must then be given up.
   virtual absl::Status Finish(uint64_t ticket) = 0;
 };
 

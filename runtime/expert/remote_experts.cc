@@ -417,8 +417,8 @@ absl::Status RemoteExperts::Wait(const Ticket& ticket) {
     ++stats_.expired;
     silent = call.get();
   }
-  return DeadlineExceeded("expert shard %s: no answer within %s; retry later, or look at its load",
-                          silent->shard, absl::FormatDuration(options_.deadline));
+  return Unavailable("expert shard %s: no answer within %s; retry later, or look at its load",
+                     silent->shard, absl::FormatDuration(options_.deadline));
 }
 
 absl::Status RemoteExperts::Collect(const Call& call, const ExpertBatch& batch) {
@@ -427,7 +427,7 @@ absl::Status RemoteExperts::Collect(const Call& call, const ExpertBatch& batch) 
                       Bytes(call.landing.get(), rows * batch.width)) != call.crc) {
     std::lock_guard lock(mutex_);
     ++stats_.corrupt;
-    return DataLoss("expert shard %s: the answer's checksum does not match; retry", call.shard);
+    return Unavailable("expert shard %s: the answer's checksum does not match; retry", call.shard);
   }
   for (int64_t i = 0; i < rows; ++i) {
     std::memcpy(batch.out + call.draft.out_rows[static_cast<size_t>(i)] * batch.width,

@@ -79,7 +79,6 @@ class RemoteExperts final : public ExpertBackend, public MessageHandler {
   RemoteExpertsStats stats() const;
 
   absl::StatusOr<uint64_t> Start(const ExpertBatch& batch) override;
-  // DATA_LOSS when an answer was damaged on its way.
   absl::Status Finish(uint64_t ticket) override;
 
   absl::StatusOr<Landing> OnMessage(const Arrival& arrival) override;

@@ -356,7 +356,7 @@ void DecodeCore::Relay(const StepReport& report) {
     if (found == by_sequence_.end()) continue;
     const RequestId id = found->second;
     if (!output.error.ok()) {
-      Fail(id, StepFailure(output.error));
+      Fail(id, output.error);
       continue;
     }
     auto it = requests_.find(id);

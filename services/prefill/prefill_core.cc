@@ -179,7 +179,7 @@ bool PrefillCore::Step(absl::Time now) {
     if (found == by_sequence_.end()) continue;
     const RequestId id = found->second;
     if (!output.error.ok()) {
-      Fail(id, StepFailure(output.error));
+      Fail(id, output.error);
     } else if (output.finish == FinishKind::kPrefilled) {
       OnComputed(*requests_.at(id), now);
     }

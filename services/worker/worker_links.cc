@@ -18,11 +18,6 @@ mesh::ModelIdentity MakeModelIdentity(const std::string& digest) {
   return identity;
 }
 
-absl::Status StepFailure(const absl::Status& status) {
-  if (!absl::IsDeadlineExceeded(status) && !absl::IsDataLoss(status)) return status;
-  return Unavailable("the step was given up: %s", status.ToString());
-}
-
 void WorkerLinks::Open(LinkId link) {
   links_[link] = Link{};
   mesh::WorkerMessage message;

@@ -22,10 +22,6 @@ inline constexpr uint32_t kMeshProtocol = 1;
 
 mesh::ModelIdentity MakeModelIdentity(const std::string& digest);
 
-// What a failed step means to whoever asked: a shard that stayed silent or answered damaged rows is a part
-// of the mesh that is not available, not the caller's deadline or data.
-absl::Status StepFailure(const absl::Status& status);
-
 class WorkerLinks {
  public:
   explicit WorkerLinks(mesh::Register registration) : registration_(std::move(registration)) {}

@@ -225,6 +225,38 @@ TEST_F(MeshFailureTest, LostPrefillWorkerDelaysTheFirstToken) {
 TEST_F(MeshFailureTest, WithoutPrefillWorkersDecodeComputesThePrompt) {
   Start();
   mesh_->Kill("prefill-0");
+// Numbers that are none come from a damaged state or damaged weights. Asking again would not help, so the
+// client must not be told that something is unavailable.
+TEST_F(MeshFailureTest, StateThatGivesNoNumbersIsDataLoss) {
+  options_.verify_checksums = false;
+  Start();
+  mesh_->network().SetFault([&](const InprocMessage& message) {
+    const bool hit = message.type == MessageType::kHandoffSegment;
+    return InprocFault{.flip_payload_byte = hit ? 3 : -1, .flip_mask = 0x40};  // exponents of 2^128
+  });
+  SubmitOne("a", 200);
+  ASSERT_TRUE(mesh_->RunUntilEnded({"a"}));
+  EXPECT_EQ(mesh_->answer("a").status.code(), absl::StatusCode::kDataLoss)
+      << mesh_->answer("a").status;
+  EXPECT_TRUE(BaselineWithinASecond());
+}
+
+TEST_F(MeshFailureTest, SilentAndDamagedExpertAnswersAreUnavailable) {
+  Start();
+  for (const bool silent : {true, false}) {
+    mesh_->network().SetFault([&](const InprocMessage& message) {
+      const bool hit = message.type == MessageType::kExpertCombine;
+      return InprocFault{.drop = hit && silent, .flip_payload_byte = hit && !silent ? 3 : -1};
+    });
+    const std::string id = silent ? "silent" : "damaged";
+    SubmitOne(id, 30);
+    ASSERT_TRUE(mesh_->RunUntilEnded({id}));
+    EXPECT_EQ(mesh_->answer(id).status.code(), absl::StatusCode::kUnavailable)
+        << mesh_->answer(id).status;
+    EXPECT_TRUE(BaselineWithinASecond());
+  }
+}
+
   const ClientRequest request = SubmitOne("a", 200);
   ASSERT_TRUE(mesh_->RunUntilEnded({"a"}));
   ExpectPlainAnswer(request);

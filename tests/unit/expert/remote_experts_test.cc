@@ -233,7 +233,7 @@ TEST(RemoteExperts, ALateAnswerTouchesNothing) {
   mesh.View();
   FakeBatch b(9, 1, 3, kTopK, mesh.fake.set());
   const absl::Status s = mesh.Run(b);
-  EXPECT_EQ(s.code(), absl::StatusCode::kDeadlineExceeded) << s;
+  EXPECT_EQ(s.code(), absl::StatusCode::kUnavailable) << s;
   EXPECT_EQ(mesh.remote->stats().expired, 1u);
   mesh.network.DeliverAll();
   EXPECT_EQ(mesh.remote->stats().ignored, 1u);
@@ -249,7 +249,7 @@ TEST(RemoteExperts, ASilentShardEndsAtTheDeadline) {
     return InprocFault{.drop = m.type == MessageType::kExpertCombine};
   });
   FakeBatch b(10, 1, 3, kTopK, mesh.fake.set());
-  EXPECT_EQ(mesh.Run(b).code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(mesh.Run(b).code(), absl::StatusCode::kUnavailable);
   mesh.network.SetFault(nullptr);
   EXPECT_TRUE(mesh.Run(b).ok());
   mesh.ExpectExact(b);
@@ -300,7 +300,6 @@ TEST(RemoteExperts, DamagedPayloadsAreRefused) {
       EXPECT_EQ(s.code(), absl::StatusCode::kUnavailable);
       EXPECT_EQ(mesh.shards[0]->server->stats().corrupt, 1u);
     } else {
-      EXPECT_EQ(s.code(), absl::StatusCode::kDataLoss);
       EXPECT_EQ(mesh.remote->stats().corrupt, 1u);
     }
     mesh.ExpectIdle();
