@@ -92,6 +92,7 @@ void RemoteExperts::SetView(ExpertView view) {
   next->epoch = view.epoch;
   next->hosts.resize(static_cast<size_t>(options_.experts));
   std::shared_ptr<Table> last;
+  std::vector<size_t> unconnected;
   {
     std::lock_guard lock(mutex_);
     if (view.epoch < table_->epoch) return;
@@ -104,14 +105,17 @@ void RemoteExperts::SetView(ExpertView view) {
           shard.peer = known.peer;
         }
       }
+      if (shard.peer == 0) unconnected.push_back(next->shards.size());
       next->shards.push_back(std::move(shard));
     }
+    next_table_ = next;
   }
   for (size_t s = 0; s < next->shards.size(); ++s) {
     for (const int32_t e : next->shards[s].info.experts) {
       if (e >= 0 && e < options_.experts) next->hosts[static_cast<size_t>(e)].push_back(s);
     }
-    if (next->shards[s].peer != 0) continue;
+  }
+  for (const size_t s : unconnected) {
     if (const absl::Status status = Reconnect(*next, s); !status.ok()) {
       LogWarning("expert.connect_failed",
                  {{"shard", next->shards[s].info.name}, {"error", status.ToString()}});
@@ -125,22 +129,43 @@ void RemoteExperts::SetView(ExpertView view) {
       if (known.peer != 0 && !kept) retired_.push_back(known.peer);
     }
     table_ = std::move(next);
+    next_table_ = nullptr;
     ++entered_;
   }
   Leave();
 }
 
 absl::Status RemoteExperts::Reconnect(Table& table, size_t shard) {
-  ASSIGN_OR_RETURN(const PeerId peer, transport_->Connect(table.shards[shard].info.address));
+  const ExpertShardInfo& info = table.shards[shard].info;
+  {
+    std::lock_guard lock(mutex_);
+    ++connecting_;
+  }
+  const absl::StatusOr<PeerId> peer = transport_->Connect(info.address);
   std::lock_guard lock(mutex_);
-  table.shards[shard].peer = peer;
+  // The loss may have been told before we knew whom it is about.
+  const bool lost = peer.ok() && std::find(lost_.begin(), lost_.end(), *peer) != lost_.end();
+  if (--connecting_ == 0) lost_.clear();
+  if (!peer.ok()) return peer.status();
+  if (lost) return Unavailable("expert shard %s was lost while connecting", info.name);
+  table.shards[shard].peer = *peer;
+  // A newer view has taken over meanwhile and knows nothing of this connection.
+  if (&table != table_.get() && &table != next_table_.get()) retired_.push_back(*peer);
   return absl::OkStatus();
 }
 
-void RemoteExperts::MarkLost(PeerId peer) {
-  for (Table::Shard& s : table_->shards) {
-    if (s.peer == peer) s.peer = 0;
+bool RemoteExperts::MarkLost(PeerId peer) {
+  if (connecting_ > 0) lost_.push_back(peer);
+  bool used = false;
+  for (Table* table : {table_.get(), next_table_.get()}) {
+    if (table == nullptr) continue;
+    for (Table::Shard& s : table->shards) {
+      if (s.peer != peer) continue;
+      s.peer = 0;
+      used = true;
+    }
   }
+  return used;
 }
 
 std::shared_ptr<RemoteExperts::Table> RemoteExperts::Enter() {
@@ -283,7 +308,8 @@ void RemoteExperts::Send(const std::shared_ptr<Call>& call, const ExpertBatch& b
       [this, call](absl::Status sent) {
         if (sent.ok()) return;
         std::lock_guard lock(mutex_);
-        MarkLost(call->peer);
+        // The connection itself may stand; nobody will use it again.
+        if (MarkLost(call->peer)) retired_.push_back(call->peer);
         Settle(*call, Unavailable("expert shard %s: %s; retry later", call->shard, MessageOf(sent)),
                &RemoteExpertsStats::lost);
       });

@@ -106,7 +106,7 @@ class RemoteExperts final : public ExpertBackend, public MessageHandler {
   absl::Status Collect(const Call& call, const ExpertBatch& batch);
   // These want the mutex held.
   void Settle(Call& call, absl::Status status, uint64_t RemoteExpertsStats::*counter);
-  void MarkLost(PeerId peer);
+  bool MarkLost(PeerId peer);  // whether a table used it
 
   Transport* const transport_;
   const RemoteExpertsOptions options_;
@@ -115,6 +115,9 @@ class RemoteExperts final : public ExpertBackend, public MessageHandler {
   mutable std::mutex mutex_;
   std::condition_variable settled_;
   std::shared_ptr<Table> table_;                     // never null
+  std::shared_ptr<Table> next_table_;                // while SetView connects its shards, or null
+  int64_t connecting_ = 0;                           // Connects under way
+  std::vector<PeerId> lost_;                         // told lost during them
   std::vector<PeerId> retired_;                      // to be disconnected when no ticket is open
   int64_t entered_ = 0;                              // Starts under way and open tickets
   std::map<uint64_t, std::shared_ptr<Call>> calls_;  // open, by call id

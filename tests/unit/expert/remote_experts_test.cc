@@ -19,6 +19,40 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kExperts = 11, kWidth = 24, kTopK = 4;
 
+// Passes everything on, except what a test takes into its own hands.
+class TamperedTransport final : public Transport {
+ public:
+  explicit TamperedTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
+
+  std::function<absl::Status()> on_send;             // an error fails the send, the peer stays
+  std::function<void(std::string_view)> on_connect;  // before the address is dialled
+  std::function<void(PeerId)> on_connected;          // before the caller learns of it
+
+  std::string kind() const override { return inner_->kind(); }
+  std::string address() const override { return inner_->address(); }
+  std::string lanes() const override { return inner_->lanes(); }
+  void SetHandler(MessageType type, MessageHandler* handler) override {
+    inner_->SetHandler(type, handler);
+  }
+  absl::StatusOr<PeerId> Connect(std::string_view address) override {
+    if (on_connect) on_connect(address);
+    absl::StatusOr<PeerId> peer = inner_->Connect(address);
+    if (peer.ok() && on_connected) on_connected(*peer);
+    return peer;
+  }
+  void Disconnect(PeerId peer) override { inner_->Disconnect(peer); }
+  void Send(PeerId peer, MessageType type, std::string_view header,
+            std::span<const std::byte> payload, std::function<void(absl::Status)> done) override {
+    const absl::Status failure = on_send ? on_send() : absl::OkStatus();
+    if (!failure.ok()) return done(failure);
+    inner_->Send(peer, type, header, payload, std::move(done));
+  }
+  TransportStats stats() const override { return inner_->stats(); }
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+};
+
 // One caller and some shards in one process.
 class Mesh {
  public:
@@ -39,7 +73,9 @@ class Mesh {
         fake(77, 3, kExperts, kWidth, 40),
         local_pool(2),
         local(&fake.set(), &local_pool) {
-    transport = *network.Open("caller");
+    auto tampered_transport = std::make_unique<TamperedTransport>(*network.Open("caller"));
+    tampered = tampered_transport.get();
+    transport = std::move(tampered_transport);
     options.caller = "decode-0";
     options.model_digest = "d1";
     options.experts = kExperts;
@@ -107,6 +143,7 @@ class Mesh {
   ThreadPool local_pool;
   LocalExperts local;
   std::unique_ptr<Transport> transport;
+  TamperedTransport* tampered;  // the same
   std::unique_ptr<RemoteExperts> remote;
   std::vector<std::unique_ptr<Shard>> shards;
 };
@@ -296,8 +333,8 @@ TEST(RemoteExperts, DamagedPayloadsAreRefused) {
     FakeBatch b(12, 1, 30, kTopK, mesh.fake.set());
     const absl::Status s = mesh.Run(b);
     EXPECT_THAT(std::string(s.message()), HasSubstr("checksum"));
+    EXPECT_EQ(s.code(), absl::StatusCode::kUnavailable);
     if (type == MessageType::kExpertDispatch) {
-      EXPECT_EQ(s.code(), absl::StatusCode::kUnavailable);
       EXPECT_EQ(mesh.shards[0]->server->stats().corrupt, 1u);
     } else {
       EXPECT_EQ(mesh.remote->stats().corrupt, 1u);
@@ -377,6 +414,75 @@ TEST(RemoteExperts, OldViewsAreIgnoredAndRetiredShardsDisconnected) {
   mesh.remote->SetView({.epoch = 8, .shards = {}});
   EXPECT_FALSE(mesh.remote->complete());
   EXPECT_EQ(mesh.transport->stats().peers, 0u);
+}
+
+// A send may fail while the connection stands; it is left for a new one and must not stay open.
+TEST(RemoteExperts, AFailedSendLeavesNoConnectionBehind) {
+  Mesh mesh;
+  mesh.Add(0, 1);
+  mesh.View();
+  for (uint64_t i = 0; i < 50; ++i) {
+    FakeBatch b(20 + i, 1, 3, kTopK, mesh.fake.set());
+    mesh.tampered->on_send = [] { return absl::ResourceExhaustedError("sends: all are in use"); };
+    EXPECT_EQ(mesh.Run(b).code(), absl::StatusCode::kUnavailable);
+    mesh.tampered->on_send = nullptr;
+    ASSERT_TRUE(mesh.Run(b).ok());
+    mesh.ExpectExact(b);
+    EXPECT_EQ(mesh.transport->stats().peers, 1u);
+  }
+  mesh.remote->SetView({.epoch = 2, .shards = {}});
+  EXPECT_EQ(mesh.transport->stats().peers, 0u);
+}
+
+// A known shard dies, and is back, while a new view connects another one: the first call must not go to the
+// dead connection.
+TEST(RemoteExperts, ALossWhileAViewConnectsIsSeen) {
+  Mesh mesh;
+  mesh.Add(0, 2);
+  mesh.View(1);
+  Mesh::Shard& second = mesh.Add(1, 2);
+  ExpertSet set = mesh.fake.Shard(0, 2);
+  std::unique_ptr<Transport> back_transport;
+  std::unique_ptr<ExpertServer> back;
+  mesh.tampered->on_connect = [&](std::string_view address) {
+    if (address != second.info.address) return;
+    mesh.network.Kill("shard-0");
+    back_transport = *mesh.network.Open("shard-0");
+    back = std::make_unique<ExpertServer>(
+        back_transport.get(), &set, &mesh.local_pool,
+        ExpertServerOptions{
+            .name = "shard-0", .epoch = 5, .model_digest = "d1", .compute_inline = true});
+  };
+  mesh.View(2);
+  ASSERT_NE(back, nullptr);
+  FakeBatch b(21, 1, 9, kTopK, mesh.fake.set());
+  const absl::Status status = mesh.Run(b);
+  EXPECT_TRUE(status.ok()) << status;
+  if (status.ok()) mesh.ExpectExact(b);
+  mesh.tampered->on_connect = nullptr;
+  EXPECT_EQ(mesh.transport->stats().peers, 2u);
+  back_transport.reset();
+}
+
+// The loss of a new connection may be told before Connect has returned.
+TEST(RemoteExperts, ALossToldBeforeConnectReturnsIsSeen) {
+  Mesh mesh;
+  Mesh::Shard& shard = mesh.Add(0, 1);
+  mesh.tampered->on_connected = [&](PeerId) {
+    mesh.tampered->on_connected = nullptr;
+    mesh.network.Kill("shard-0");
+    shard.server->Stop();
+    shard.transport = *mesh.network.Open("shard-0");
+    shard.server = std::make_unique<ExpertServer>(
+        shard.transport.get(), &shard.set, shard.pool.get(),
+        ExpertServerOptions{
+            .name = "shard-0", .epoch = 5, .model_digest = "d1", .compute_inline = true});
+  };
+  mesh.View();
+  FakeBatch b(22, 1, 9, kTopK, mesh.fake.set());
+  const absl::Status status = mesh.Run(b);
+  EXPECT_TRUE(status.ok()) << status;
+  if (status.ok()) mesh.ExpectExact(b);
 }
 
 // A dispatch as a stranger could send it. The server must refuse each before it takes the payload.
