@@ -566,12 +566,14 @@ class Server final : public HttpServer {
   absl::Status Listen() {
     const HttpOptions& o = shared_->options;
     Error error;
-    const auto address = net::ip::make_address(o.address, error);
-    if (error) {
-      return InvalidArgument("http address: \"%s\" is not an IP address; use 127.0.0.1 or 0.0.0.0",
-                             o.address);
+    const auto found = Tcp::resolver(io_).resolve(o.address, std::to_string(o.port), error);
+    if (error || found.empty()) {
+      return InvalidArgument(
+          "http address: \"%s\" is no address of this machine: %s; use 127.0.0.1 or "
+          "0.0.0.0",
+          o.address, error.message());
     }
-    const Tcp::endpoint endpoint(address, static_cast<uint16_t>(o.port));
+    const Tcp::endpoint endpoint = *found.begin();
     acceptor_.open(endpoint.protocol(), error);
     if (!error) acceptor_.set_option(net::socket_base::reuse_address(true), error);
     if (!error) acceptor_.bind(endpoint, error);

@@ -306,6 +306,9 @@ absl::StatusOr<OpenAiRequest> ParseChatCompletion(const Json& body) {
   const Json* messages = fields.Find("messages");
   if (messages == nullptr) return InvalidArgument("messages: is missing; send a list of messages");
   ASSIGN_OR_RETURN(chat.messages, ChatMessagesFromJson(*messages));
+  for (ChatMessage& m : chat.messages) {
+    if (m.role == "developer") m.role = "system";  // the newer name for the same thing
+  }
   RETURN_IF_ERROR(ReadTools(fields, &chat));
   RETURN_IF_ERROR(ReadThinking(fields, &chat));
   out.spec.input = std::move(chat);

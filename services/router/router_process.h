@@ -17,7 +17,8 @@ namespace deltamesh {
 struct RouterFlags {
   FrontOptions front;
   RouterOptions core;
-  HttpOptions http_options;
+  // Prompts are tokenised on these threads.
+  HttpOptions http_options = {.threads = 4};
   std::string model;
   std::string listen = "127.0.0.1:8081";  // gRPC: clients and workers
   std::string http = "127.0.0.1:8080";    // OpenAI endpoints, /healthz, /readyz, /metrics

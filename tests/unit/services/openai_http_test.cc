@@ -153,6 +153,20 @@ TEST_F(OpenAiHttpTest, CompletionsTakeTextAndTokens) {
   EXPECT_EQ(mesh->started()[3].prompt(0), 8);
 }
 
+TEST_F(OpenAiHttpTest, DeveloperIsSystem) {
+  Start();
+  for (const std::string role : {"system", "developer"}) {
+    Post("/v1/chat/completions",
+         R"({"messages":[{"role":")" + role +
+             R"(","content":"Be brief."},{"role":"user","content":"Hi"}]})");
+  }
+  const auto started = mesh->started();
+  ASSERT_EQ(started.size(), 2u);
+  EXPECT_EQ(started[0].prompt_size(), started[1].prompt_size());
+  EXPECT_TRUE(std::equal(started[0].prompt().begin(), started[0].prompt().end(),
+                         started[1].prompt().begin()));
+}
+
 TEST_F(OpenAiHttpTest, LogprobsInBothShapes) {
   Start();
   const size_t tokens = mesh->front->tokenizer().EncodeOrdinary("Hello world")->size();
