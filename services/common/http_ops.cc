@@ -45,4 +45,9 @@ void HttpOps::Handle(HttpRequest request, std::shared_ptr<HttpResponder> respond
   responder->Send(std::move(response));
 }
 
+HttpResponse HttpOps::Refusal(int status, std::string why, std::string_view target) {
+  if (next_ != nullptr) return next_->Refusal(status, std::move(why), target);
+  return HttpHandler::Refusal(status, std::move(why), target);
+}
+
 }  // namespace deltamesh

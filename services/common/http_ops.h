@@ -19,6 +19,7 @@ class HttpOps final : public HttpHandler {
   HttpOps(Metrics* metrics, std::function<absl::Status()> ready, std::function<void()> refresh = {},
           HttpHandler* next = nullptr);
   void Handle(HttpRequest request, std::shared_ptr<HttpResponder> responder) override;
+  HttpResponse Refusal(int status, std::string why, std::string_view target) override;
 
  private:
   Metrics* const metrics_;

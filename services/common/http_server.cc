@@ -218,7 +218,9 @@ class Session : public std::enable_shared_from_this<Session> {
                                   bool head);
   net::awaitable<bool> WriteBytes(std::string bytes);
   net::awaitable<void> Watch(std::shared_ptr<Exchange> exchange);
-  net::awaitable<void> Refuse(int status, std::string why);
+  // `target` is the request's, as far as it was read.
+  net::awaitable<void> Refuse(int status, std::string why, std::string target = "");
+  bool ReadAhead();
   net::awaitable<void> WaitNotified();
   void Arm(absl::Duration limit);
   void Disarm() { deadline_.cancel(); }
@@ -274,8 +276,9 @@ net::awaitable<void> Session::WaitNotified() {
 }
 
 // Answers and closes in a way that lets the client read the answer although it is still sending.
-net::awaitable<void> Session::Refuse(int status, std::string why) {
-  const bool written = co_await WriteWhole(PlainError(status, std::move(why)), 11, false, false);
+net::awaitable<void> Session::Refuse(int status, std::string why, std::string target) {
+  HttpResponse refusal = shared_->handler->Refusal(status, std::move(why), target);
+  const bool written = co_await WriteWhole(std::move(refusal), 11, false, false);
   if (!written) co_return;
   Error ignored;
   socket_.shutdown(Tcp::socket::shutdown_send, ignored);
@@ -292,6 +295,12 @@ net::awaitable<bool> Session::ReadRequest(Parser* parser) {
   const HttpOptions& options = shared_->options;
   parser->header_limit(static_cast<uint32_t>(options.header_bytes_max));
   parser->body_limit(static_cast<uint64_t>(options.body_bytes_max));
+  // Empty lines between requests are nothing; what they stand before may be long in coming.
+  while (buffer_.size() > 0) {
+    const char first = *static_cast<const char*>(buffer_.data().data());
+    if (first != '\r' && first != '\n') break;
+    buffer_.consume(1);
+  }
   if (buffer_.size() == 0) {
     Arm(options.idle_max);
     auto [idle_error] = co_await socket_.async_wait(Tcp::socket::wait_read, kAwait);
@@ -313,18 +322,20 @@ net::awaitable<bool> Session::ReadRequest(Parser* parser) {
   }
   Disarm();
   if (!error) co_return true;
+  const std::string target(parser->get().target());
   if (timed_out_) {
-    co_await Refuse(408,
-                    "the request did not arrive within " + absl::FormatDuration(options.read_max));
-  } else if (error == http::error::body_limit) {
-    co_await Refuse(413,
-                    absl::StrFormat("the body is larger than %d bytes", options.body_bytes_max));
-  } else if (error == http::error::header_limit) {
     co_await Refuse(
-        431, absl::StrFormat("the header is larger than %d bytes", options.header_bytes_max));
+        408, "the request did not arrive within " + absl::FormatDuration(options.read_max), target);
+  } else if (error == http::error::body_limit) {
+    co_await Refuse(
+        413, absl::StrFormat("the body is larger than %d bytes", options.body_bytes_max), target);
+  } else if (error == http::error::header_limit) {
+    co_await Refuse(431,
+                    absl::StrFormat("the header is larger than %d bytes", options.header_bytes_max),
+                    target);
   } else if (error != http::error::end_of_stream && error != http::error::partial_message &&
              error.category() == http::make_error_code(http::error::bad_method).category()) {
-    co_await Refuse(400, "not HTTP/1.1: " + error.message());
+    co_await Refuse(400, "not HTTP/1.1: " + error.message(), target);
   }
   co_return false;
 }
@@ -368,7 +379,7 @@ net::awaitable<void> Session::Run(bool over_bound) {
     const unsigned version = message.version();
     request.body = std::move(message.body());
     if (message.method() == http::verb::unknown) {
-      co_await Refuse(501, "method " + request.method + " is not served");
+      co_await Refuse(501, "method " + request.method + " is not served", target);
       break;
     }
     if (message.method() == http::verb::options) {
@@ -383,7 +394,7 @@ net::awaitable<void> Session::Run(bool over_bound) {
       break;
     }
     if (version >= 11 && request.Header("host").empty()) {
-      co_await Refuse(400, "no Host header");
+      co_await Refuse(400, "no Host header", target);
       break;
     }
     const bool head = message.method() == http::verb::head;
@@ -515,6 +526,19 @@ net::awaitable<bool> Session::WriteWhole(HttpResponse response, unsigned version
   co_return !error;
 }
 
+// Takes what the client sent before its turn; false when that is more than one whole request. Only
+// reading shows that a client is gone, so the bytes cannot stay in the socket.
+bool Session::ReadAhead() {
+  constexpr size_t kPiece = 16 << 10;
+  const HttpOptions& options = shared_->options;
+  Error error;
+  const size_t count = socket_.read_some(buffer_.prepare(kPiece), error);
+  if (error == net::error::would_block || error == net::error::try_again) return true;
+  buffer_.commit(count);
+  return !error &&
+         static_cast<int64_t>(buffer_.size()) <= options.header_bytes_max + options.body_bytes_max;
+}
+
 // Notices a client that leaves while its answer is made.
 net::awaitable<void> Session::Watch(std::shared_ptr<Exchange> exchange) {
   const std::shared_ptr<Session> self = shared_from_this();
@@ -525,13 +549,7 @@ net::awaitable<void> Session::Watch(std::shared_ptr<Exchange> exchange) {
     if (answered_) break;
     // A timed-out write cancels this wait too; the writer tells the exchange.
     if (wait_error) break;
-    char byte;
-    const size_t peeked = socket_.receive(net::buffer(&byte, 1), Tcp::socket::message_peek, error);
-    if (error == net::error::would_block || error == net::error::try_again) {
-      error.clear();  // woken for nothing: wait again
-      continue;
-    }
-    if (!error && peeked > 0) break;  // the next request already: this client is there
+    if (ReadAhead()) continue;
     exchange->MarkGone();
     break;
   }
@@ -620,6 +638,10 @@ class Server final : public HttpServer {
 };
 
 }  // namespace
+
+HttpResponse HttpHandler::Refusal(int status, std::string why, std::string_view) {
+  return PlainError(status, std::move(why));
+}
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions options,
                                                               HttpHandler* handler) {

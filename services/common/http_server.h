@@ -62,6 +62,9 @@ class HttpHandler {
  public:
   virtual ~HttpHandler() = default;
   virtual void Handle(HttpRequest request, std::shared_ptr<HttpResponder> responder) = 0;
+  // The answer to input that never became a request: `status` and why, in words of the server.
+  // `target` is what is known of the request's target, perhaps nothing. Plain text by default.
+  virtual HttpResponse Refusal(int status, std::string why, std::string_view target);
 };
 
 struct HttpOptions {

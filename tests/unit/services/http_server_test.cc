@@ -219,6 +219,49 @@ TEST_F(HttpServerTest, GoneClientIsNoticedBeforeAnyAnswer) {
   EXPECT_TRUE(handler.gone.WaitForNotificationWithTimeout(absl::Seconds(1)));
 }
 
+TEST_F(HttpServerTest, GoneClientIsNoticedAfterStrayBytes) {
+  Start();
+  RawHttp client(server->port());
+  client.Send(RawHttp::Get("/hold-stream"));
+  EXPECT_THAT(client.ReadUntil("first"), HasSubstr("first"));
+  client.Send("\r\n");
+  absl::SleepFor(absl::Milliseconds(20));
+  client.Send("GET /next");
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_FALSE(handler.gone.HasBeenNotified());  // bytes alone are no farewell
+  client.Close();
+  EXPECT_TRUE(handler.gone.WaitForNotificationWithTimeout(absl::Seconds(1)));
+}
+
+TEST_F(HttpServerTest, BytesSentAheadAreTheNextRequest) {
+  Start();
+  RawHttp client(server->port());
+  client.Send(RawHttp::Get("/hold-stream"));
+  EXPECT_THAT(client.ReadUntil("first\r\n"), HasSubstr("first"));
+  const std::string next = RawHttp::Post("/echo", std::string(100'000, 'a'));
+  client.Send("\r\n");
+  client.Send(next.substr(0, 50'000));
+  absl::SleepFor(absl::Milliseconds(20));
+  {
+    std::lock_guard lock(handler.mu);
+    handler.held.back()->End();
+  }
+  EXPECT_EQ(client.ReadUntil("0\r\n\r\n"), "0\r\n\r\n");
+  client.Send(next.substr(50'000));
+  EXPECT_EQ(client.ReadResponse().body, "POST:" + std::string(100'000, 'a'));
+}
+
+TEST_F(HttpServerTest, MoreThanOneRequestSentAheadEndsTheConnection) {
+  HttpOptions options;
+  options.header_bytes_max = 1024;
+  options.body_bytes_max = 1000;
+  Start(options);
+  RawHttp client(server->port());
+  client.Send(RawHttp::Get("/hold"));
+  client.Send(std::string(1 << 20, 'x'));
+  EXPECT_TRUE(handler.gone.WaitForNotificationWithTimeout(absl::Seconds(1)));
+}
+
 TEST_F(HttpServerTest, DroppedAndThrowingHandlersAreFiveHundreds) {
   Start();
   EXPECT_EQ(Ask(RawHttp::Get("/drop")).status, 500);
