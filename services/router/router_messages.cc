@@ -3,6 +3,7 @@
 
 #include "deltamesh/mesh/handoff.pb.h"
 #include "runtime/base/status.h"
+#include "services/router/output_check.h"
 #include "services/router/router_core_impl.h"
 
 namespace deltamesh {
@@ -162,16 +163,16 @@ void RouterCore::Impl::OnOutput(const Worker& from, const mesh::SequenceOutput& 
     ++counters.stale_messages;
     return;
   }
+  const absl::Status valid = CheckOutput(output, {.delivered = r->delivered,
+                                                  .max_tokens = r->spec.max_tokens,
+                                                  .vocab = options.vocab,
+                                                  .logprobs = r->spec.sampling.logprobs()});
+  if (!valid.ok()) {
+    ++counters.malformed_messages;
+    return Fail(*r, Annotate(valid, absl::StrFormat("decode worker \"%s\" sent", from.load.name)));
+  }
   const int64_t first = static_cast<int64_t>(output.first_index());
   const int64_t count = output.tokens_size();
-  const bool scored = output.scores_size() == 0 || output.scores_size() == count;
-  if (first > r->delivered || first + count > r->spec.max_tokens || !scored) {
-    ++counters.malformed_messages;
-    return Fail(*r,
-                Internal("decode worker \"%s\" sent tokens [%d, %d) with %d scores after %d of %d",
-                         from.load.name, first, first + count, output.scores_size(), r->delivered,
-                         r->spec.max_tokens));
-  }
   const int64_t known = std::min(r->delivered - first, count);  // delivered before: sent twice
   if (known > 0) ++counters.stale_messages;
   r->phase_since = now;

@@ -14,6 +14,7 @@ absl::Status RouterOptions::Validate() const {
                                         : InvalidArgument("%s: %s; use a positive duration", name,
                                                           absl::FormatDuration(value));
   };
+  if (vocab < 0) return InvalidArgument("vocab: %d; use 0 or the vocabulary's size", vocab);
   if (name.empty()) return InvalidArgument("name: empty; give the router a name");
   RETURN_IF_ERROR(positive("live_requests_max", live_requests_max));
   RETURN_IF_ERROR(positive("waiting_requests_max", waiting_requests_max));
@@ -50,6 +51,7 @@ std::vector<std::pair<std::string, std::string>> RouterOptions::Describe() const
   return {{"name", name},
           {"epoch", std::to_string(epoch)},
           {"digest", identity.digest().empty() ? "learned" : identity.digest()},
+          {"vocab", vocab == 0 ? "unknown" : number(vocab)},
           {"live_requests_max", number(live_requests_max)},
           {"waiting_requests_max", number(waiting_requests_max)},
           {"prompt_tokens_max", number(prompt_tokens_max)},

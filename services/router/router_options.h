@@ -22,6 +22,9 @@ struct RouterOptions {
   // fixed from then on.
   mesh::ModelIdentity identity;
 
+  // Token ids that workers send must be below; 0: not known, any id passes.
+  int64_t vocab = 0;
+
   // Requests.
   int64_t live_requests_max = 1024;    // admitted and not ended, waiting ones included
   int64_t waiting_requests_max = 256;  // no decode worker has room yet

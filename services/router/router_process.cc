@@ -45,6 +45,7 @@ class RouterProcess {
     ASSIGN_OR_RETURN(front_, Front::Load(flags_.front, &entropy_));
     flags_.core.epoch = static_cast<uint64_t>(absl::ToUnixNanos(clock_.Now()));
     flags_.core.identity.set_digest(flags_.digest);
+    flags_.core.vocab = front_->model_info().vocab_size();
     RETURN_IF_ERROR(flags_.core.Validate());
     metrics_ = std::make_unique<Metrics>(MetricLabels{{"role", "router"}});
     router_ = std::make_unique<RouterServer>(RouterServerOptions{.core = flags_.core}, &clock_,

@@ -1,4 +1,8 @@
 // The life of requests in the router's core, as transcripts.
+#include <cmath>
+#include <functional>
+#include <limits>
+
 #include "tests/unit/services/router_harness.h"
 
 namespace deltamesh {
@@ -293,10 +297,9 @@ TEST_F(RequestTest, DuplicateTokensAreDroppedAndGapsRefused) {
   EXPECT_EQ(Drain(), "client a tokens [1 2] at 0\nclient a tokens [3] at 2\n");
   EXPECT_EQ(core->counters().stale_messages, 2u);
   Tokens(kDecode, "a", {5}, 4);
-  EXPECT_EQ(
-      Drain(),
-      "2 <- Cancel a\nclient a failed INTERNAL: decode worker \"d1\" sent tokens [4, 5) with 0 "
-      "scores after 3 of 8\n");
+  EXPECT_EQ(Drain(),
+            "2 <- Cancel a\nclient a failed INTERNAL: decode worker \"d1\" sent: 1 tokens from "
+            "index 4 with 0 scores after 3 of 8\n");
   EXPECT_EQ(core->counters().malformed_messages, 1u);
 }
 
@@ -305,6 +308,77 @@ TEST_F(RequestTest, MoreTokensThanAskedForAreRefused) {
   Drain();
   Tokens(kDecode, "a", {1, 2, 3}, 0);
   EXPECT_EQ(core->gauges().live, 0);
+}
+
+TEST_F(RequestTest, OutputThatCannotBeTrueEndsTheRequest) {
+  RouterOptions options = DefaultOptions();
+  options.vocab = 100;
+  Restart(options);
+  Join(kDecode, "d1", mesh::ROLE_DECODE);
+  const auto score = [](mesh::SequenceOutput* o, float logprob) {
+    o->add_scores()->set_logprob(logprob);
+    return o->mutable_scores(o->scores_size() - 1);
+  };
+  const auto alternative = [](mesh::TokenScores* s, int id, float logprob) {
+    s->add_top_ids(id);
+    s->add_top_logprobs(logprob);
+  };
+  const float infinity = std::numeric_limits<float>::infinity();
+  struct Case {
+    std::function<void(mesh::SequenceOutput*)> change;
+    std::string expect;  // empty: a good output
+  };
+  const std::vector<Case> cases = {
+      {[&](auto* o) { alternative(score(o, -1), 99, -1); }, ""},
+      {[](auto* o) { o->set_first_index(~uint64_t{0}); }, "index 18446744073709551615"},
+      {[](auto* o) { o->set_first_index(uint64_t{1} << 63); }, "index 9223372036854775808"},
+      {[](auto* o) { o->set_tokens(0, -1); }, "token -1 is outside the vocabulary of 100"},
+      {[](auto* o) { o->set_tokens(0, 100); }, "token 100 is outside"},
+      {[](auto* o) { o->set_end(static_cast<mesh::SequenceOutput::End>(77)); }, "end 77"},
+      {[](auto* o) { o->set_end(mesh::SequenceOutput::MAX_TOKENS); }, "MAX_TOKENS after 1 of 8"},
+      {[&](auto* o) { score(o, std::nanf("")); }, "not a finite"},
+      {[&](auto* o) { alternative(score(o, -1), 1, -infinity); }, "not a finite"},
+      {[&](auto* o) { score(o, -1), score(o, -1); }, "2 scores"},
+      {[&](auto* o) { score(o, -1)->add_top_ids(1); }, "1 alternatives with 0 scores"},
+      {[&](auto* o) { alternative(score(o, -1), 100, -1); }, "token 100 is outside"},
+      {[&](auto* o) {
+         mesh::TokenScores* s = score(o, -1);
+         for (int i = 0; i < 3; ++i) alternative(s, i, -1);
+       },
+       "3 alternatives with 3 scores, 2 were asked for"},
+  };
+  uint64_t malformed = 0;
+  for (const Case& c : cases) {
+    ClientRequest request = Make("a", 10);
+    request.sampling.set_logprobs(2);
+    ASSERT_TRUE(core->Submit(request, now).ok());
+    Drain();
+    mesh::WorkerMessage m;
+    mesh::SequenceOutput* o = m.mutable_outputs()->add_sequences();
+    o->set_request_id("a");
+    o->add_tokens(5);
+    c.change(o);
+    Send(kDecode, m);
+    if (c.expect.empty()) {
+      EXPECT_EQ(Drain(), "client a tokens [5] at 0\n");
+      EXPECT_TRUE(core->CancelClient("a", now));
+      Drain();
+      continue;
+    }
+    const std::string out = Drain();
+    EXPECT_THAT(out, ::testing::StartsWith("2 <- Cancel a\nclient a failed INTERNAL: decode "));
+    EXPECT_THAT(out, ::testing::HasSubstr(c.expect));
+    EXPECT_EQ(core->counters().malformed_messages, ++malformed);
+    EXPECT_EQ(core->gauges().live, 0);
+  }
+}
+
+TEST_F(RequestTest, AnswersDoNotEndBeforeWhatWasSent) {
+  ASSERT_TRUE(Submit("a", 10).ok());
+  Tokens(kDecode, "a", {1, 2, 3}, 0);
+  Drain();
+  Tokens(kDecode, "a", {1}, 0, mesh::SequenceOutput::STOP_TOKEN);
+  EXPECT_THAT(Drain(), ::testing::HasSubstr("ends at 1 tokens, 3 were sent before"));
 }
 
 TEST_F(RequestTest, TokensOfAnotherWorkersRequestAreStale) {
