@@ -1,6 +1,7 @@
 #include "services/router/membership.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "runtime/base/log.h"
@@ -20,6 +21,53 @@ const char* RoleName(mesh::Role role) {
     default:
       return "unspecified";
   }
+}
+
+// Above any machine, and low enough that sums and products of what workers report do not overflow.
+constexpr uint64_t kCapacityMax = uint64_t{1} << 40;
+constexpr uint32_t kBlockTokensMax = 1 << 20;
+constexpr uint32_t kExpertsMax = 1 << 16;
+
+absl::Status CheckPlacement(const mesh::Register& m) {
+  const mesh::ExpertPlacement& p = m.experts();
+  if (p.shards() == 0 || p.shard() >= p.shards() || p.experts().empty()) {
+    return InvalidArgument(
+        "experts: worker \"%s\" is shard %d of %d with %d experts; shards count from 0 and hold "
+        "some",
+        m.name(), p.shard(), p.shards(), p.experts_size());
+  }
+  if (p.shards() > kExpertsMax) {
+    return InvalidArgument("experts.shards: worker \"%s\" says %d; use at most %d", m.name(),
+                           p.shards(), kExpertsMax);
+  }
+  for (const uint32_t id : p.experts()) {
+    if (id >= kExpertsMax) {
+      return InvalidArgument("experts: worker \"%s\" hosts expert %d; ids end at %d", m.name(), id,
+                             kExpertsMax - 1);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCapacity(const mesh::Register& m) {
+  const mesh::Capacity& c = m.capacity();
+  if (c.slabs() == 0 || c.latent_blocks() == 0 || c.context_tokens() == 0) {
+    return InvalidArgument(
+        "capacity: worker \"%s\" has %d slabs, %d latent blocks, %d context tokens; all must be "
+        "positive",
+        m.name(), c.slabs(), c.latent_blocks(), c.context_tokens());
+  }
+  if (std::max({c.slabs(), c.latent_blocks(), c.context_tokens()}) > kCapacityMax) {
+    return InvalidArgument(
+        "capacity: worker \"%s\" has %d slabs, %d latent blocks, %d context tokens; each may be "
+        "at most %d",
+        m.name(), c.slabs(), c.latent_blocks(), c.context_tokens(), kCapacityMax);
+  }
+  return absl::OkStatus();
+}
+
+int64_t Bounded(uint64_t reported) {
+  return static_cast<int64_t>(std::min(reported, kCapacityMax));
 }
 
 // "field: registrant has X, router has Y" unless they agree; an empty wish takes anything.
@@ -91,21 +139,14 @@ absl::Status Membership::Admit(const mesh::Register& m) const {
   if (m.model().digest().empty() || m.model().block_tokens() == 0) {
     return InvalidArgument("model: worker \"%s\" names no digest or block size", m.name());
   }
+  if (m.model().block_tokens() > kBlockTokensMax) {
+    return InvalidArgument("model.block_tokens: %d of worker \"%s\"; use at most %d",
+                           m.model().block_tokens(), m.name(), kBlockTokensMax);
+  }
   if (m.role() == mesh::ROLE_EXPERT) {
-    const mesh::ExpertPlacement& p = m.experts();
-    if (p.shards() == 0 || p.shard() >= p.shards() || p.experts().empty()) {
-      return InvalidArgument(
-          "experts: worker \"%s\" is shard %d of %d with %d experts; shards count from 0 and hold "
-          "some",
-          m.name(), p.shard(), p.shards(), p.experts_size());
-    }
-  } else if (m.capacity().slabs() == 0 || m.capacity().latent_blocks() == 0 ||
-             m.capacity().context_tokens() == 0) {
-    return InvalidArgument(
-        "capacity: worker \"%s\" has %d slabs, %d latent blocks, %d context tokens; all must be "
-        "positive",
-        m.name(), m.capacity().slabs(), m.capacity().latent_blocks(),
-        m.capacity().context_tokens());
+    RETURN_IF_ERROR(CheckPlacement(m));
+  } else {
+    RETURN_IF_ERROR(CheckCapacity(m));
   }
   const auto earlier = by_name_.find(m.name());
   if (earlier != by_name_.end()) {
@@ -118,7 +159,30 @@ absl::Status Membership::Admit(const mesh::Register& m) const {
           m.name(), m.epoch(), old.epoch());
     }
   }
-  return CheckIdentity(m);
+  RETURN_IF_ERROR(CheckIdentity(m));
+  return m.role() == mesh::ROLE_EXPERT ? CheckShards(m) : absl::OkStatus();
+}
+
+absl::Status Membership::CheckShards(const mesh::Register& m) const {
+  for (const auto& [link, worker] : workers_) {
+    const mesh::Register& other = worker.registration;
+    // An earlier life of the same worker makes way.
+    if (other.role() != mesh::ROLE_EXPERT || other.name() == m.name()) continue;
+    if (other.experts().shards() == m.experts().shards()) return absl::OkStatus();
+    return FailedPrecondition(
+        "experts.shards: worker \"%s\" divides the experts by %d, connected worker \"%s\" by %d; "
+        "start all shards with the same count",
+        m.name(), m.experts().shards(), other.name(), other.experts().shards());
+  }
+  return absl::OkStatus();
+}
+
+void Membership::RecountShards() {
+  for (const auto& [link, worker] : workers_) {
+    if (worker.registration.role() != mesh::ROLE_EXPERT) continue;
+    expert_shards_ = worker.registration.experts().shards();  // all connected ones agree
+    return;
+  }
 }
 
 void Membership::LearnIdentity(const mesh::Register& m) {
@@ -173,7 +237,7 @@ std::optional<LostWorker> Membership::OnRegister(LinkId link, const mesh::Regist
   r->set_lease_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_->lease)));
   actions_->push_back(SendToWorker{link, std::move(answer)});
   if (m.role() == mesh::ROLE_EXPERT) {
-    expert_shards_ = m.experts().shards();
+    RecountShards();
     BroadcastView();
   } else if (expert_shards_ > 0) {
     actions_->push_back(SendToWorker{link, View()});
@@ -187,13 +251,14 @@ void Membership::OnHeartbeat(LinkId link, const mesh::Heartbeat& m) {
   WorkerLoad& load = worker->load;
   const mesh::Capacity& capacity = worker->registration.capacity();
   // What this router placed there counts as taken even when the heartbeat left before it arrived.
-  load.slabs_free = std::min(static_cast<int64_t>(m.slabs_free()),
+  load.slabs_free = std::min(Bounded(m.slabs_free()),
                              static_cast<int64_t>(capacity.slabs()) - worker->held_slabs);
-  load.blocks_free = std::min(static_cast<int64_t>(m.latent_blocks_free()),
+  load.blocks_free = std::min(Bounded(m.latent_blocks_free()),
                               static_cast<int64_t>(capacity.latent_blocks()) - worker->held_blocks);
-  load.resident = std::max(static_cast<int64_t>(m.running() + m.waiting()), worker->held_slabs);
-  load.waiting_tokens = static_cast<int64_t>(m.waiting_tokens());
-  load.tokens_per_second = m.tokens_per_second();
+  load.resident = std::max(Bounded(m.running()) + Bounded(m.waiting()), worker->held_slabs);
+  load.waiting_tokens = Bounded(m.waiting_tokens());
+  const bool rate_known = std::isfinite(m.tokens_per_second()) && m.tokens_per_second() > 0;
+  load.tokens_per_second = rate_known ? m.tokens_per_second() : 0;
   load.draining = m.draining();
 }
 
@@ -205,7 +270,10 @@ std::optional<LostWorker> Membership::Forget(LinkId link) {
   workers_.erase(it);
   const auto named = by_name_.find(lost.name);
   if (named != by_name_.end() && named->second == link) by_name_.erase(named);
-  if (lost.role == mesh::ROLE_EXPERT) BroadcastView();
+  if (lost.role == mesh::ROLE_EXPERT) {
+    RecountShards();
+    BroadcastView();
+  }
   return lost;
 }
 
@@ -296,18 +364,26 @@ void Membership::MarkFull(LinkId link) {
 
 absl::Status Membership::ExpertsComplete() const {
   if (expert_shards_ == 0) return absl::OkStatus();
-  std::set<uint32_t> present;
+  std::set<uint32_t> present, hosted;
   for (const auto& [link, worker] : workers_) {
     const mesh::Register& r = worker.registration;
-    if (r.role() == mesh::ROLE_EXPERT && r.experts().shards() == expert_shards_) {
-      present.insert(r.experts().shard());
-    }
+    if (r.role() != mesh::ROLE_EXPERT) continue;
+    present.insert(r.experts().shard());
+    hosted.insert(r.experts().experts().begin(), r.experts().experts().end());
   }
   for (uint32_t shard = 0; shard < expert_shards_; ++shard) {
     if (!present.contains(shard)) {
       return Unavailable("expert shard %d of %d is not connected; retry when it is back", shard,
                          expert_shards_);
     }
+  }
+  // How many experts the model has is known to its shards alone: ids start at 0 and leave no gap.
+  uint32_t next = 0;
+  for (const uint32_t id : hosted) {
+    if (id != next) {
+      return Unavailable("expert %d is on no connected shard; start a shard that hosts it", next);
+    }
+    ++next;
   }
   return absl::OkStatus();
 }

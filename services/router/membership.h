@@ -72,7 +72,7 @@ class Membership {
   // The worker said it is full: no room there until its next heartbeat.
   void MarkFull(LinkId link);
 
-  // OK when every shard of the newest expert table is connected, or no expert ever registered.
+  // OK when every shard is connected and they host every expert id, or no expert ever registered.
   absl::Status ExpertsComplete() const;
   std::optional<mesh::ModelIdentity> identity() const;
 
@@ -84,6 +84,8 @@ class Membership {
 
   absl::Status Admit(const mesh::Register& message) const;
   absl::Status CheckIdentity(const mesh::Register& message) const;
+  absl::Status CheckShards(const mesh::Register& message) const;
+  void RecountShards();
   void LearnIdentity(const mesh::Register& message);
   std::optional<LostWorker> Forget(LinkId link);
   void BroadcastView();
@@ -100,7 +102,8 @@ class Membership {
   std::map<LinkId, Worker> workers_;
   std::map<std::string, LinkId> by_name_;
   uint64_t view_epoch_;
-  uint32_t expert_shards_ = 0;  // of the newest expert table
+  // Of the connected expert workers; of the last ones while there are none; 0: never any.
+  uint32_t expert_shards_ = 0;
 };
 
 }  // namespace deltamesh

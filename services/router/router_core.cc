@@ -118,14 +118,14 @@ void RouterCore::Impl::Tick(absl::Time now) {
       Fail(*r, ResourceExhausted("waited %s for a worker with room; retry later",
                                  absl::FormatDuration(options.waiting_max)));
     } else if (r->phase == RequestPhase::kLanding && waited > options.landing_max) {
-      Fail(*r, Unavailable("decode worker \"%s\" granted no landing within %s", NameOf(r->decode),
+      Fail(*r, Unavailable("decode worker \"%s\" granted no landing within %s", r->decode_name,
                            absl::FormatDuration(options.landing_max)));
     } else if (r->phase == RequestPhase::kHandoff && r->prefill_gave_up &&
                now - *r->prefill_gave_up > options.verdict_wait) {
       if (CountHandoffFailure(*r, r->prefill_status)) Requeue(*r, now);
     } else if (r->phase != RequestPhase::kWaiting && waited > options.progress_max) {
       Fail(*r, Unavailable("no progress for %s at decode worker \"%s\"",
-                           absl::FormatDuration(options.progress_max), NameOf(r->decode)));
+                           absl::FormatDuration(options.progress_max), r->decode_name));
     }
   }
   PlaceWaiting(now);

@@ -34,7 +34,8 @@ struct RouterRequest {
   int64_t handoff_tokens = 0;
   LinkId decode = 0;
   LinkId prefill = 0;
-  LinkId sender = 0;  // who was last asked to prefill; for its report only
+  std::string decode_name, prefill_name;  // of the last assigned; also after they are gone
+  LinkId sender = 0;                      // who was last asked to prefill; for its report only
   int64_t decode_blocks = 0, decode_tokens = 0;  // charged
   int64_t prefill_blocks = 0, prefill_tokens = 0;
   std::string avoid_prefill;  // the worker whose hand-off failed last
@@ -102,7 +103,6 @@ class RouterCore::Impl {
   }
   void CountReason(const std::string& name);
   int64_t BlockTokens() const;
-  std::string NameOf(LinkId link) const;
 };
 
 }  // namespace deltamesh

@@ -20,11 +20,6 @@ int64_t RouterCore::Impl::BlockTokens() const {
   return identity->block_tokens();
 }
 
-std::string RouterCore::Impl::NameOf(LinkId link) const {
-  const Worker* worker = std::as_const(members).Find(link);
-  return worker != nullptr ? worker->load.name : "(gone)";
-}
-
 int64_t RouterCore::Impl::ContextTokens() const {
   int64_t best = 0;
   for (const Worker* w : members.Alive(mesh::ROLE_DECODE)) {
@@ -139,6 +134,7 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
   }
   waiting.pop_front();
   r.decode = decode[*chosen]->link;
+  r.decode_name = decode[*chosen]->load.name;
   r.decode_blocks = shape.blocks;
   r.decode_tokens = shape.compute_tokens;
   members.Charge(r.decode, 1, r.decode_blocks, r.decode_tokens);
@@ -148,8 +144,8 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
   ++r.attempt;
   SendStartDecode(r);
   LogInfo("request.placed", {{"request", r.spec.request_id},
-                             {"decode", NameOf(r.decode)},
-                             {"prefill", r.prefill != 0 ? NameOf(r.prefill) : "none"},
+                             {"decode", r.decode_name},
+                             {"prefill", r.prefill != 0 ? r.prefill_name : "none"},
                              {"attempt", r.attempt},
                              {"prompt_tokens", r.prompt_tokens()}});
   return Placed::kYes;
@@ -173,6 +169,7 @@ bool RouterCore::Impl::ChoosePrefill(RouterRequest& r, int64_t position) {
     const std::optional<size_t> chosen = ChooseWorker(loads, shape);
     if (!chosen) continue;
     r.prefill = candidates[*chosen]->link;
+    r.prefill_name = candidates[*chosen]->load.name;
     r.prefill_blocks = shape.blocks;
     r.prefill_tokens = position;
     members.Charge(r.prefill, 1, r.prefill_blocks, r.prefill_tokens);
@@ -231,11 +228,11 @@ void RouterCore::Impl::Requeue(RouterRequest& r, absl::Time now) {
 
 bool RouterCore::Impl::CountHandoffFailure(RouterRequest& r, const absl::Status& why) {
   ++r.handoff_failures;
-  r.avoid_prefill = NameOf(r.prefill);
+  r.avoid_prefill = r.prefill_name;
   LogWarning("handoff.failed", {{"request", r.spec.request_id},
                                 {"attempt", r.attempt},
                                 {"prefill", r.avoid_prefill},
-                                {"decode", NameOf(r.decode)},
+                                {"decode", r.decode_name},
                                 {"reason", MessageOf(why)}});
   if (r.handoff_failures < options.handoff_attempts_max) {
     ++counters.prefill_retries;

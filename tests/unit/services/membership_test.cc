@@ -70,6 +70,20 @@ TEST_F(MembershipTest, IncompleteRegistrationsAreRefused) {
         r->mutable_experts()->set_shards(2);
         r->mutable_experts()->set_shard(2);
       },
+      [](mesh::Register* r) {
+        r->set_role(mesh::ROLE_EXPERT);
+        r->mutable_experts()->set_shards(4'000'000'000u);
+        r->mutable_experts()->add_experts(0);
+      },
+      [](mesh::Register* r) {
+        r->set_role(mesh::ROLE_EXPERT);
+        r->mutable_experts()->set_shards(1);
+        r->mutable_experts()->add_experts(4'000'000'000u);
+      },
+      [](mesh::Register* r) { r->mutable_capacity()->set_slabs((uint64_t{1} << 40) + 1); },
+      [](mesh::Register* r) { r->mutable_capacity()->set_latent_blocks(~uint64_t{0}); },
+      [](mesh::Register* r) { r->mutable_capacity()->set_context_tokens(uint64_t{1} << 63); },
+      [](mesh::Register* r) { r->mutable_model()->set_block_tokens(~0u); },
   };
   LinkId link = 0;
   for (const auto& change : changes) {
@@ -168,6 +182,46 @@ TEST_F(MembershipTest, ViewGoesToAttentionWorkersOnEveryChange) {
   Open(5, Shard("e0", 0, 2, 2));
   EXPECT_EQ(Drain(), "5 <- Registered by r\n1 <- View 104 [e0 e1]\n4 <- View 104 [e0 e1]\n");
   EXPECT_EQ(core->counters().expert_lost, 1u);
+}
+
+TEST_F(MembershipTest, AnotherShardCountIsRefusedWhileOthersLive) {
+  Join(1, "d1", mesh::ROLE_DECODE);
+  Open(2, Shard("e0", 0, 1));
+  Drain();
+  EXPECT_TRUE(core->Ready().ok());
+  Open(3, Shard("evil", 0, 1000));
+  EXPECT_THAT(Drain(), HasSubstr("3 closed FAILED_PRECONDITION: experts.shards: worker \"evil\" "
+                                 "divides the experts by 1000, connected worker \"e0\" by 1"));
+  EXPECT_TRUE(core->Ready().ok());
+  // The same worker may come back divided anew, alone.
+  Open(4, Shard("e0", 0, 2, 2));
+  EXPECT_THAT(core->Ready().ToString(), HasSubstr("expert shard 1 of 2"));
+  core->OnLinkClosed(4, absl::UnavailableError("reset"), now);
+  EXPECT_FALSE(core->Ready().ok());  // attention workers still have no experts of their own
+  Open(5, Shard("e9", 0, 1));
+  EXPECT_TRUE(core->Ready().ok());
+}
+
+TEST_F(MembershipTest, EveryExpertIdMustBeHosted) {
+  Join(1, "d1", mesh::ROLE_DECODE);
+  mesh::WorkerMessage first = Shard("e0", 0, 2);  // hosts 0
+  mesh::WorkerMessage second = Shard("e1", 1, 2);
+  second.mutable_register_()->mutable_experts()->clear_experts();
+  second.mutable_register_()->mutable_experts()->add_experts(2);
+  Open(2, first);
+  Open(3, second);
+  EXPECT_EQ(core->Ready().ToString(),
+            "UNAVAILABLE: expert 1 is on no connected shard; start a shard that hosts it");
+  second.mutable_register_()->mutable_experts()->add_experts(1);
+  Open(4, second);
+  EXPECT_TRUE(core->Ready().ok()) << core->Ready();
+}
+
+TEST_F(MembershipTest, AbsurdHeartbeatsGiveNoRoomThatIsNotThere) {
+  Join(1, "d1", mesh::ROLE_DECODE);
+  Beat(1, ~uint64_t{0}, ~uint64_t{0}, ~uint64_t{0});
+  EXPECT_TRUE(Submit("a", 10).ok());
+  EXPECT_EQ(Drain(), "1 <- StartDecode a prompt=10 handoff=0 max=8 attempt=1\n");
 }
 
 TEST(RouterOptionsTest, BrokenRelationsAreNamed) {
