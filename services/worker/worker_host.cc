@@ -47,6 +47,7 @@ absl::Status WorkerHost::OpenPorts() {
   grpc.health_names = {"deltamesh." + options_.role};
   ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(grpc, {}));
   ASSIGN_OR_RETURN(auto http_at, ParseHostPort("--http", options_.flags.http));
+  http_.reset();  // first: an exposition that runs looks at the other members
   HttpOptions http;
   http.address = http_at.first;
   http.port = http_at.second;
