@@ -17,10 +17,16 @@ absl::Status CheckAtLeastOne(const char* field, int64_t value) {
   return InvalidArgument("%s: %d; use at least 1", field, value);
 }
 
-absl::Status CheckOptions(const EngineOptions& o) {
+}  // namespace
+
+absl::Status CheckEngineOptions(const EngineOptions& o) {
   RETURN_IF_ERROR(CheckAtLeastOne("slabs", o.slabs));
   RETURN_IF_ERROR(CheckAtLeastOne("latent_blocks", o.latent_blocks));
   RETURN_IF_ERROR(CheckAtLeastOne("step_tokens_max", o.step_tokens_max));
+  if (o.step_tokens_max > kForwardTokensMax) {
+    return InvalidArgument("step_tokens_max: %d; a step computes at most %d tokens",
+                           o.step_tokens_max, kForwardTokensMax);
+  }
   RETURN_IF_ERROR(CheckAtLeastOne("chunk_tokens_max", o.chunk_tokens_max));
   RETURN_IF_ERROR(CheckAtLeastOne("running_max", o.running_max));
   if (o.context_tokens_max < 2) {
@@ -37,6 +43,8 @@ absl::Status CheckOptions(const EngineOptions& o) {
   }
   return absl::OkStatus();
 }
+
+namespace {
 
 // A sequence between Add and its end.
 struct Sequence {
@@ -102,7 +110,7 @@ Engine::~Engine() = default;
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(Model* model, ExpertBackend* experts,
                                                        ThreadPool* pool,
                                                        const EngineOptions& options) {
-  RETURN_IF_ERROR(CheckOptions(options));
+  RETURN_IF_ERROR(CheckEngineOptions(options));
   ASSIGN_OR_RETURN(StatePools pools,
                    StatePools::Create(model->state_layout(), options.slabs, options.latent_blocks));
   return std::unique_ptr<Engine>(

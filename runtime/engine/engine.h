@@ -31,6 +31,10 @@ struct EngineOptions {
   int64_t context_tokens_max = 8192;  // prompt + answer of one sequence
 };
 
+// INVALID_ARGUMENT names the bound that cannot hold. Create checks it too; this is for before the weights
+// are read.
+absl::Status CheckEngineOptions(const EngineOptions& options);
+
 enum class FinishKind : uint8_t { kRunning, kStopToken, kMaxTokens, kContextLimit, kPrefilled };
 
 // A sequence to run. With `stop_at` > 0 it is a prefill: computed up to exactly that position, no token is

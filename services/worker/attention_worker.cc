@@ -40,10 +40,21 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
                 "load the routed experts here instead of using expert shards");
 }
 
+absl::Status FinishEngineOptions(int64_t model_context, EngineOptions* options) {
+  if (model_context > 0 && options->context_tokens_max > model_context) {
+    LogWarning("worker.context_lowered",
+               {{"asked", options->context_tokens_max}, {"model", model_context}});
+    options->context_tokens_max = model_context;
+  }
+  return CheckEngineOptions(*options);
+}
+
 absl::StatusOr<std::unique_ptr<AttentionWorker>> AttentionWorker::Create(
     const AttentionFlags& flags, std::unique_ptr<Transport> transport) {
   std::unique_ptr<AttentionWorker> worker(new AttentionWorker());
   worker->flags_ = flags;
+  ASSIGN_OR_RETURN(const ModelConfig on_disk, ModelConfig::Load(flags.worker.model));
+  RETURN_IF_ERROR(FinishEngineOptions(on_disk.context_tokens, &worker->flags_.engine));
   worker->epoch_ = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
   worker->transport_ = std::move(transport);
   worker->transport_address_ = worker->transport_->address();
@@ -70,7 +81,7 @@ absl::StatusOr<std::unique_ptr<AttentionWorker>> AttentionWorker::Create(
     experts = worker->remote_.get();
   }
   ASSIGN_OR_RETURN(worker->engine_, Engine::Create(worker->model_.get(), experts,
-                                                   worker->pool_.get(), flags.engine));
+                                                   worker->pool_.get(), worker->flags_.engine));
   return worker;
 }
 

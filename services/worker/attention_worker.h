@@ -36,6 +36,10 @@ struct AttentionFlags {
 };
 void AddAttentionFlags(CLI::App* app, AttentionFlags* flags);
 
+// Checks the engine's bounds before anything is loaded, and lowers --context-tokens to what a model with
+// `model_context` positions can hold (0: it does not say).
+absl::Status FinishEngineOptions(int64_t model_context, EngineOptions* options);
+
 // Not thread-safe.
 class AttentionWorker {
  public:

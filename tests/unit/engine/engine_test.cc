@@ -238,6 +238,8 @@ TEST(EngineCreate, RefusesBoundsThatCannotHold) {
   };
   EXPECT_THAT(message({.slabs = 0}), HasSubstr("slabs"));
   EXPECT_THAT(message({.step_tokens_max = 0}), HasSubstr("step_tokens_max"));
+  EXPECT_THAT(message({.step_tokens_max = kForwardTokensMax + 1}), HasSubstr("at most 65536"));
+  EXPECT_TRUE(CheckEngineOptions({.step_tokens_max = kForwardTokensMax}).ok());
   EXPECT_THAT(message({.chunk_tokens_max = 0}), HasSubstr("chunk_tokens_max"));
   EXPECT_THAT(message({.running_max = 0}), HasSubstr("running_max"));
   EXPECT_THAT(message({.context_tokens_max = 1}), HasSubstr("context_tokens_max"));
