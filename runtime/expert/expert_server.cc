@@ -110,6 +110,10 @@ absl::StatusOr<Landing> ExpertServer::OnMessage(const Arrival& arrival) {
 }
 
 absl::StatusOr<std::shared_ptr<ExpertServer::Job>> ExpertServer::Accept(const Arrival& arrival) {
+  {
+    std::lock_guard lock(mutex_);
+    ++stats_.arrived;
+  }
   mesh::ExpertDispatch d;
   if (!d.ParseFromArray(arrival.header.data(), static_cast<int>(arrival.header.size()))) {
     std::lock_guard lock(mutex_);

@@ -35,6 +35,7 @@ struct ExpertServerOptions {
 };
 
 struct ExpertServerStats {
+  uint64_t arrived = 0;       // calls of any kind, also those refused later
   uint64_t calls = 0;         // answered with rows
   uint64_t rows = 0;          // received in those
   uint64_t expert_rows = 0;   // computed in those

@@ -41,13 +41,18 @@ void ExpertCore::OnRouterMessage(LinkId link, const mesh::RouterMessage& message
 }
 
 void ExpertCore::Tick(absl::Time now) {
+  const ExpertUse use = use_();
+  if (use.arrived != std::exchange(arrived_, use.arrived) || use.open > 0) last_use_ = now;
+  quiet_ = now - last_use_ >= options_.quiet;
   mesh::Heartbeat load;
   load.set_draining(draining_);
   links_.Tick(load, now);
 }
 
-void ExpertCore::Drain(absl::Time) {
+void ExpertCore::Drain(absl::Time now) {
   draining_ = true;
+  last_use_ = now;
+  quiet_ = false;
   links_.HeartbeatSoon();
 }
 

@@ -95,7 +95,11 @@ absl::StatusOr<int> Serve(ExpertFlags flags, const SignalWaiter& signals) {
   registration.mutable_experts()->set_shard(static_cast<uint32_t>(flags.shard));
   registration.mutable_experts()->set_shards(static_cast<uint32_t>(flags.shards));
   for (int32_t e : experts) registration.mutable_experts()->add_experts(static_cast<uint32_t>(e));
-  ExpertCore core(std::move(registration));
+  const ExpertCoreOptions core_options;
+  ExpertCore core(core_options, std::move(registration), [&server] {
+    const ExpertServerStats stats = server.stats();
+    return ExpertUse{.arrived = stats.arrived, .open = stats.queued};
+  });
 
   auto lines = DescribeWorker(flags.worker);
   lines.emplace_back("shard", absl::StrFormat("%d of %d", flags.shard, flags.shards));

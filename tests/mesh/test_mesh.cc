@@ -283,7 +283,11 @@ void TestMesh::MakeExpert(Worker& w, int index) {
   for (int32_t e : selection.experts) {
     registration.mutable_experts()->add_experts(static_cast<uint32_t>(e));
   }
-  w.core = std::make_unique<ExpertCore>(std::move(registration));
+  w.core = std::make_unique<ExpertCore>(
+      ExpertCoreOptions(), std::move(registration), [server = w.server.get()] {
+        const ExpertServerStats stats = server->stats();
+        return ExpertUse{.arrived = stats.arrived, .open = stats.queued};
+      });
 }
 
 // ---- mesh ----------------------------------------------------------------------------------------
