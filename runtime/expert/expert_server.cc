@@ -125,7 +125,7 @@ absl::StatusOr<std::shared_ptr<ExpertServer::Job>> ExpertServer::Accept(const Ar
       std::lock_guard lock(mutex_);
       ++(stats_.*counter);
     }
-    Refuse(arrival.peer, d.call_id(), status);
+    Refuse(arrival.peer, d.call_id(), d.caller(), status);
     return status;
   };
   if (const absl::Status s = CheckIdentity(d, options_); !s.ok()) {
@@ -184,8 +184,7 @@ void ExpertServer::Release(const Job& job) {
 void ExpertServer::Landed(const std::shared_ptr<Job>& job, const absl::Status& status) {
   if (!status.ok()) {
     Release(*job);
-    std::lock_guard lock(mutex_);
-    ++stats_.lost;
+    Lost(*job, status);
     return;
   }
   if (options_.compute_inline) {
@@ -222,7 +221,7 @@ void ExpertServer::Run(const std::shared_ptr<Job>& job) {
       ++stats_.corrupt;
     }
     Release(*job);
-    Refuse(job->peer, job->call_id,
+    Refuse(job->peer, job->call_id, job->header.caller(),
            DataLoss("dispatch: the checksum does not match; send it again"));
     return;
   }
@@ -250,14 +249,22 @@ void ExpertServer::Answer(const std::shared_ptr<Job>& job) {
   transport_->Send(job->peer, MessageType::kExpertCombine, c.SerializeAsString(), payload,
                    [this, job](absl::Status sent) {
                      Release(*job);
-                     if (sent.ok()) return;
-                     std::lock_guard lock(mutex_);
-                     ++stats_.lost;
+                     if (!sent.ok()) Lost(*job, sent);
                    });
 }
 
-void ExpertServer::Refuse(PeerId peer, uint64_t call_id, const absl::Status& status) {
-  LogWarning("expert.refused", {{"call", call_id}, {"reason", status.ToString()}});
+void ExpertServer::Lost(const Job& job, const absl::Status& reason) {
+  LogWarning(
+      "expert.lost",
+      {{"caller", job.header.caller()}, {"call", job.call_id}, {"reason", reason.ToString()}});
+  std::lock_guard lock(mutex_);
+  ++stats_.lost;
+}
+
+void ExpertServer::Refuse(PeerId peer, uint64_t call_id, const std::string& caller,
+                          const absl::Status& status) {
+  LogWarning("expert.refused",
+             {{"caller", caller}, {"call", call_id}, {"reason", status.ToString()}});
   mesh::ExpertCombine c;
   c.set_call_id(call_id);
   c.set_code(static_cast<int32_t>(status.code()));
@@ -267,15 +274,19 @@ void ExpertServer::Refuse(PeerId peer, uint64_t call_id, const absl::Status& sta
                    [](absl::Status) {});
 }
 
-void ExpertServer::OnPeerLost(PeerId peer, const absl::Status&) {
-  std::lock_guard lock(mutex_);
-  std::erase_if(queue_, [&](const std::shared_ptr<Job>& job) {
-    if (job->peer != peer) return false;
-    --stats_.queued;
-    stats_.landing_bytes -= job->bytes;
-    ++stats_.lost;
-    return true;
-  });
+void ExpertServer::OnPeerLost(PeerId peer, const absl::Status& reason) {
+  std::vector<std::shared_ptr<Job>> gone;
+  {
+    std::lock_guard lock(mutex_);
+    std::erase_if(queue_, [&](const std::shared_ptr<Job>& job) {
+      if (job->peer != peer) return false;
+      gone.push_back(job);
+      --stats_.queued;
+      stats_.landing_bytes -= job->bytes;
+      return true;
+    });
+  }
+  for (const auto& job : gone) Lost(*job, reason);
 }
 
 }  // namespace deltamesh

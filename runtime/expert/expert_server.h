@@ -75,7 +75,8 @@ class ExpertServer final : public MessageHandler {
   void Loop();
   void Run(const std::shared_ptr<Job>& job);
   void Answer(const std::shared_ptr<Job>& job);
-  void Refuse(PeerId peer, uint64_t call_id, const absl::Status& status);
+  void Refuse(PeerId peer, uint64_t call_id, const std::string& caller, const absl::Status& status);
+  void Lost(const Job& job, const absl::Status& reason);
   void Release(const Job& job);
 
   Transport* const transport_;

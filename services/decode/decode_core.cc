@@ -71,6 +71,8 @@ struct DecodeCore::Request {
   absl::Time deadline = absl::InfiniteFuture();
   uint32_t grant_serial = 0;  // of the open landing; 0: running
   int64_t handoffs_refused = 0;
+  absl::Time admitted;
+  int64_t generated = 0;
   SequenceId sequence;  // when running
 
   bool landing() const { return grant_serial != 0; }
@@ -147,6 +149,7 @@ void DecodeCore::OnStartDecode(LinkId link, const mesh::StartDecode& message, ab
     request->link = link;
     request->start = message;
     request->deadline = DeadlineOf(message.deadline_unix_ns());
+    request->admitted = now;
     Request& placed = *(requests_[message.request_id()] = std::move(request));
     status = Admit(placed, now);
     if (!status.ok()) Free(requests_.find(message.request_id()));
@@ -345,11 +348,11 @@ bool DecodeCore::Step(absl::Time now) {
   rate_.StepEnded(report.tokens);
   ++counters_.steps;
   counters_.prompt_tokens += static_cast<uint64_t>(report.prompt_tokens);
-  Relay(report);
+  Relay(report, now);
   return true;
 }
 
-void DecodeCore::Relay(const StepReport& report) {
+void DecodeCore::Relay(const StepReport& report, absl::Time now) {
   std::map<LinkId, mesh::WorkerMessage> messages;  // one per router
   for (const SequenceOutput& output : report.outputs) {
     auto found = by_sequence_.find(output.id);
@@ -362,11 +365,17 @@ void DecodeCore::Relay(const StepReport& report) {
     auto it = requests_.find(id);
     CHECK(it != requests_.end());
     counters_.generated_tokens += output.tokens.size();
+    it->second->generated += static_cast<int64_t>(output.tokens.size());
     mesh::SequenceOutput* to = messages[it->second->link].mutable_outputs()->add_sequences();
     to->set_request_id(id);
     FillOutput(output, it->second->start.sampling().logprobs() >= 0, to);
     if (output.finish == FinishKind::kRunning) continue;
     ++counters_.finished;
+    LogInfo("decode.finished", {{"request", id},
+                                {"prompt_tokens", it->second->start.prompt_size()},
+                                {"handoff_tokens", it->second->start.handoff_tokens()},
+                                {"generated", it->second->generated},
+                                {"seconds", absl::ToDoubleSeconds(now - it->second->admitted)}});
     Free(it);
   }
   for (auto& [link, message] : messages) links_.Send(link, std::move(message));

@@ -73,7 +73,8 @@ class DecodeCore final : public WorkerCore {
   void SendFailed(LinkId link, const RequestId& id, uint32_t attempt, const absl::Status& status);
   void SendHandoffResult(const Request& request, const absl::Status& status,
                          const std::string& reason, uint64_t bytes, double seconds);
-  void Relay(const StepReport& report);
+  // `now` is when the step began.
+  void Relay(const StepReport& report, absl::Time now);
 
   const DecodeOptions options_;
   Engine* const engine_;

@@ -42,7 +42,11 @@ absl::StatusOr<int> Serve(AttentionFlags flags, const SignalWaiter& signals) {
   core = std::make_unique<DecodeCore>(core_options, worker->MakeRegister(mesh::ROLE_DECODE),
                                       &worker->engine(), &receiver,
                                       [&](const mesh::MeshView& view) { worker->SetView(view); });
-  PrintConfiguration("deltamesh decode", worker->Describe());
+  auto lines = worker->Describe();
+  for (auto& line : DescribeHost(host_options)) lines.push_back(std::move(line));
+  lines.emplace_back("hand-offs open", std::to_string(options.transfers_max));
+  lines.emplace_back("hand-offs per request", std::to_string(core_options.handoffs_max));
+  PrintConfiguration("deltamesh decode", lines);
 
   WorkerHost::Role role;
   role.core = core.get();

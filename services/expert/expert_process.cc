@@ -106,6 +106,8 @@ absl::StatusOr<int> Serve(ExpertFlags flags, const SignalWaiter& signals) {
   lines.emplace_back("experts", absl::StrFormat("%d of %d", experts.size(), config.experts));
   lines.emplace_back("landing-bytes", std::to_string(flags.landing_bytes));
   lines.emplace_back("queue", std::to_string(flags.queue));
+  for (auto& line : DescribeHost(host_options)) lines.push_back(std::move(line));
+  lines.emplace_back("drain quiet", absl::FormatDuration(core_options.quiet));
   lines.emplace_back("weights resident", absl::StrFormat("%d MiB", model->weight_bytes() >> 20));
   PrintConfiguration("deltamesh expert", lines);
 

@@ -37,7 +37,13 @@ absl::StatusOr<int> Serve(AttentionFlags flags, const SignalWaiter& signals) {
   core = std::make_unique<PrefillCore>(
       std::move(core_options), worker->MakeRegister(mesh::ROLE_PREFILL), &worker->engine(), &sender,
       [&](const mesh::MeshView& view) { worker->SetView(view); });
-  PrintConfiguration("deltamesh prefill", worker->Describe());
+  auto lines = worker->Describe();
+  for (auto& line : DescribeHost(host_options)) lines.push_back(std::move(line));
+  lines.emplace_back("hand-offs open", std::to_string(options.transfers_max));
+  lines.emplace_back("segment", absl::StrFormat("%d KiB", options.segment_bytes_max >> 10));
+  lines.emplace_back("segments in flight",
+                     absl::StrFormat("%d per hand-off", options.segments_in_flight_max));
+  PrintConfiguration("deltamesh prefill", lines);
 
   WorkerHost::Role role;
   role.core = core.get();

@@ -48,6 +48,7 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const WorkerFlags& flags,
 }
 
 std::vector<std::pair<std::string, std::string>> DescribeWorker(const WorkerFlags& flags) {
+  const UcxTransportOptions ucx;
   return {{"name", flags.name},
           {"model", flags.model},
           {"router", absl::StrJoin(flags.routers, ",")},
@@ -55,7 +56,10 @@ std::vector<std::pair<std::string, std::string>> DescribeWorker(const WorkerFlag
           {"http", flags.http},
           {"transport-listen", flags.transport_listen},
           {"threads", std::to_string(flags.threads)},
-          {"drain-seconds", absl::StrFormat("%g", flags.drain_seconds)}};
+          {"drain-seconds", absl::StrFormat("%g", flags.drain_seconds)},
+          {"transport peers", std::to_string(ucx.peers_max)},
+          {"transport sends", std::to_string(ucx.sends_max)},
+          {"transport payload", absl::StrFormat("%d MiB", ucx.payload_bytes_max >> 20)}};
 }
 
 }  // namespace deltamesh

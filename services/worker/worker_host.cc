@@ -14,6 +14,16 @@
 
 namespace deltamesh {
 
+std::vector<std::pair<std::string, std::string>> DescribeHost(const WorkerHostOptions& o) {
+  return {{"inbox", absl::StrFormat("%d messages", o.inbox_max)},
+          {"stall", absl::FormatDuration(o.stall_max)},
+          {"drain linger", absl::FormatDuration(o.linger)},
+          {"link queue", absl::StrFormat("%d messages", o.link.queue_max)},
+          {"link message", absl::StrFormat("%d MiB", o.link.message_bytes_max >> 20)},
+          {"link redial",
+           absl::StrFormat("at most every %s", absl::FormatDuration(o.link.backoff_max))}};
+}
+
 absl::StatusOr<std::unique_ptr<WorkerHost>> WorkerHost::Start(WorkerHostOptions options,
                                                               const SignalWaiter* signals,
                                                               const Clock* clock) {
@@ -37,6 +47,7 @@ WorkerHost::WorkerHost(WorkerHostOptions options, const SignalWaiter* signals, c
 }
 
 WorkerHost::~WorkerHost() {
+  http_.reset();  // first: an exposition that runs looks at the other members
   loading_ = false;
   if (loading_watch_.joinable()) loading_watch_.join();
 }
@@ -47,7 +58,6 @@ absl::Status WorkerHost::OpenPorts() {
   grpc.health_names = {"deltamesh." + options_.role};
   ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(grpc, {}));
   ASSIGN_OR_RETURN(auto http_at, ParseHostPort("--http", options_.flags.http));
-  http_.reset();  // first: an exposition that runs looks at the other members
   HttpOptions http;
   http.address = http_at.first;
   http.port = http_at.second;

@@ -42,6 +42,9 @@ struct WorkerHostOptions {
   LinkOptions link;
 };
 
+// The bounds of the host itself, for the configuration printed at start.
+std::vector<std::pair<std::string, std::string>> DescribeHost(const WorkerHostOptions& options);
+
 class WorkerHost {
  public:
   // Opens both ports; nothing is ready yet. A signal until Run ends the process at once.
