@@ -9,9 +9,11 @@
 #include <optional>
 
 #include "kernels/base/cpu_features.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/expert/local_experts.h"
 #include "runtime/model/model.h"
+#include "services/cli/load_progress.h"
 #include "services/cli/roofline.h"
 
 namespace deltamesh {
@@ -278,7 +280,9 @@ absl::Status RunBench(const BenchOptions& options, std::ostream& out) {
     ASSIGN_OR_RETURN(roof, MeasureRoofline({.threads = options.threads}));
   }
   LoadOptions load;
+  const SystemClock clock;
   load.threads = options.threads;
+  load.progress = LoadProgress(&clock);
   ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(options.model, load));
   if (model->config().vocab <= 16) {
     return InvalidArgument("model: a vocabulary of %d leaves no ids to feed; use more than 16",

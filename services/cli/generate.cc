@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <iostream>
 #include <memory>
 #include <thread>
@@ -20,6 +21,7 @@
 #include "runtime/text/chat.h"
 #include "runtime/text/text_stream.h"
 #include "runtime/text/tokenizer.h"
+#include "services/cli/load_progress.h"
 
 namespace deltamesh {
 namespace {
@@ -138,21 +140,51 @@ absl::StatusOr<Input> ReadInput(const GenerateOptions& o, const Tokenizer& token
   return input;
 }
 
-// Loading takes a while on large checkpoints: say how far it is, at most once per percent.
-std::function<void(int64_t, int64_t)> LoadProgress(std::ostream& notes) {
-  return [&notes, last = int64_t{-1}](int64_t done, int64_t all) mutable {
-    const int64_t percent = all > 0 ? done * 100 / all : 100;
-    if (percent == last || !isatty(STDERR_FILENO)) return;
-    last = percent;
-    notes << "\rloading weights: " << percent << " %" << (percent == 100 ? "\n" : "") << std::flush;
-  };
+// "id=value" entries, ids ascending.
+absl::StatusOr<std::vector<std::pair<TokenId, float>>> ParseLogitBias(
+    const std::vector<std::string>& entries) {
+  std::vector<std::pair<TokenId, float>> bias;
+  for (const std::string& entry : entries) {
+    TokenId id = 0;
+    float value = 0;
+    const char* const end = entry.data() + entry.size();
+    const auto [at, id_error] = std::from_chars(entry.data(), end, id);
+    const char* const number = at == end ? end : at + 1;
+    const auto [last, error] = std::from_chars(number, end, value);
+    if (id_error != std::errc() || at == end || *at != '=' || error != std::errc() || last != end) {
+      return InvalidArgument("--logit-bias: \"%s\" is not id=value, as in 42=-1.5", entry);
+    }
+    bias.emplace_back(id, value);
+  }
+  std::sort(bias.begin(), bias.end());
+  for (size_t i = 1; i < bias.size(); ++i) {
+    if (bias[i].first == bias[i - 1].first) {
+      return InvalidArgument("--logit-bias: token %d has two values; give one", bias[i].first);
+    }
+  }
+  return bias;
+}
+
+absl::Status CheckStopTokens(const std::vector<TokenId>& ids, int64_t vocab) {
+  for (const TokenId id : ids) {
+    if (id < 0 || id >= vocab) {
+      return InvalidArgument("--stop-token: %d; this model has ids 0 to %d", id, vocab - 1);
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string DescribeScores(const TokenOutput& token) {
+  std::string line = absl::StrFormat("token %d logprob %.6f, best", token.token, token.logprob);
+  for (const auto& [id, logprob] : token.top) line += absl::StrFormat(" %d=%.6f", id, logprob);
+  return line + "\n";
 }
 
 const char* Name(FinishKind kind, bool stop_string) {
   if (stop_string) return "stop string";
   switch (kind) {
     case FinishKind::kStopToken:
-      return "end token";
+      return "end or stop token";
     case FinishKind::kMaxTokens:
       return "--max-tokens";
     case FinishKind::kContextLimit:
@@ -164,6 +196,8 @@ const char* Name(FinishKind kind, bool stop_string) {
 
 // Runs one sequence to its end.
 absl::Status Stream(Engine& engine, SequenceSpec spec, Printer& printer, std::ostream& notes) {
+  const bool scores = spec.sampling.logprobs >= 0;
+  std::string score_lines;  // after the answer, which they would tear apart
   const SystemClock clock;
   const int64_t prompt_tokens = static_cast<int64_t>(spec.prompt.size());
   ASSIGN_OR_RETURN(const SequenceId id, engine.Add(std::move(spec)));
@@ -178,6 +212,7 @@ absl::Status Stream(Engine& engine, SequenceSpec spec, Printer& printer, std::os
       finish = output.finish;
       for (const TokenOutput& token : output.tokens) {
         ++tokens;
+        if (scores) score_lines += DescribeScores(token);
         // The end token belongs to the format, not to the answer's text.
         if (finish != FinishKind::kStopToken) printer.Push(token.token);
       }
@@ -185,6 +220,7 @@ absl::Status Stream(Engine& engine, SequenceSpec spec, Printer& printer, std::os
   }
   engine.Remove(id);
   printer.Finish();
+  notes << score_lines;
   const double prompt_seconds = absl::ToDoubleSeconds(first - start);
   const double answer_seconds = absl::ToDoubleSeconds(clock.Now() - first);
   notes << absl::StrFormat(
@@ -216,9 +252,16 @@ void AddGenerateFlags(CLI::App* app, GenerateOptions* o) {
       ->capture_default_str();
   app->add_option("--frequency-penalty", s.frequency_penalty, "over the answer")
       ->capture_default_str();
+  app->add_option("--logit-bias", o->logit_bias, "id=value, added to a logit; may be repeated")
+      ->delimiter(',');
+  app->add_option("--logprobs", s.logprobs,
+                  "also print each token's log-probability and this many alternatives")
+      ->check(CLI::NonNegativeNumber);
   app->add_option("--seed", o->seed, "the same seed gives the same answer (default: drawn)");
   app->add_option("--stop", o->stops, "end before this text; may be repeated")
       ->allow_extra_args(false);
+  app->add_option("--stop-token", o->stop_tokens, "end after this token id; may be repeated")
+      ->delimiter(',');
   app->add_flag("--ignore-eos", o->ignore_eos, "go on after the model's end tokens");
   app->add_flag("--show-tokens", o->show_tokens, "print token ids instead of text");
   app->add_option("--threads", o->threads, "0: one per processor")->capture_default_str();
@@ -229,7 +272,10 @@ void AddGenerateFlags(CLI::App* app, GenerateOptions* o) {
 absl::Status RunGenerate(const GenerateOptions& options, std::ostream& out, std::ostream& notes) {
   RETURN_IF_ERROR(CheckFlags(options));
   ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::Load(options.model));
-  RETURN_IF_ERROR(ValidateSampling(options.sampling, config.vocab));
+  SamplingParams sampling = options.sampling;
+  ASSIGN_OR_RETURN(sampling.logit_bias, ParseLogitBias(options.logit_bias));
+  RETURN_IF_ERROR(ValidateSampling(sampling, config.vocab));
+  RETURN_IF_ERROR(CheckStopTokens(options.stop_tokens, config.vocab));
   ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Load(options.model));
   ASSIGN_OR_RETURN(Input input, ReadInput(options, *tokenizer));
   ASSIGN_OR_RETURN(const auto printer,
@@ -240,7 +286,8 @@ absl::Status RunGenerate(const GenerateOptions& options, std::ostream& out, std:
                           : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   LoadOptions load;
   load.threads = threads;
-  load.progress = LoadProgress(notes);
+  const SystemClock clock;
+  load.progress = LoadProgress(&clock, &notes, isatty(STDERR_FILENO) != 0);
   ASSIGN_OR_RETURN(const auto model, Model::Load(options.model, load));
   if (HasRandomWeights(options.model)) {
     notes << "note: this checkpoint has random weights, so the answer is noise\n";
@@ -261,10 +308,12 @@ absl::Status RunGenerate(const GenerateOptions& options, std::ostream& out, std:
   SequenceSpec spec;
   spec.request = "generate";
   spec.prompt = std::move(input.tokens);
-  spec.sampling = options.sampling;
+  spec.sampling = sampling;
   spec.sampling.seed = options.seed.has_value() ? *options.seed : SystemEntropy().Next();
   spec.max_tokens = options.max_tokens;
   if (!options.ignore_eos) spec.stop_tokens = tokenizer->eos_ids();
+  spec.stop_tokens.insert(spec.stop_tokens.end(), options.stop_tokens.begin(),
+                          options.stop_tokens.end());
   if (options.sampling.temperature > 0 && !options.seed.has_value()) {
     notes << "seed " << spec.sampling.seed << "\n";
   }

@@ -25,13 +25,15 @@ struct GenerateOptions {
   std::optional<std::string> chat;    // a user's message, rendered with the model's chat format
   std::vector<TokenId> tokens;        // used as they are
   int64_t max_tokens = 128;
-  SamplingParams sampling;         // its seed is not used
-  std::optional<uint64_t> seed;    // absent: one is drawn and told
-  std::vector<std::string> stops;  // stop strings
-  bool ignore_eos = false;         // go on after the model's end tokens
-  bool show_tokens = false;        // print token ids instead of text
-  int threads = 0;                 // 0: as many as the machine has processors
-  int64_t context_tokens = 8192;   // prompt and answer; never more than the model's
+  SamplingParams sampling;              // its seed and logit_bias are not used
+  std::vector<std::string> logit_bias;  // id=value
+  std::optional<uint64_t> seed;         // absent: one is drawn and told
+  std::vector<std::string> stops;       // stop strings
+  std::vector<TokenId> stop_tokens;     // end after one of these too
+  bool ignore_eos = false;              // go on after the model's end tokens
+  bool show_tokens = false;             // print token ids instead of text
+  int threads = 0;                      // 0: as many as the machine has processors
+  int64_t context_tokens = 8192;        // prompt and answer; never more than the model's
 };
 
 void AddGenerateFlags(CLI::App* app, GenerateOptions* options);

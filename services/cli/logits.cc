@@ -9,12 +9,14 @@
 #include <string_view>
 #include <system_error>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/base/thread_pool.h"
 #include "runtime/cache/sequence_state.h"
 #include "runtime/expert/local_experts.h"
 #include "runtime/model/model.h"
 #include "runtime/model/state_view.h"
+#include "services/cli/load_progress.h"
 #include "services/cli/npy.h"
 
 namespace deltamesh {
@@ -115,7 +117,9 @@ absl::Status RunLogits(const LogitsOptions& options) {
   const auto tokens = static_cast<int64_t>(options.tokens.size());
   ASSIGN_OR_RETURN(const std::vector<int64_t> calls, ParseFeed(options.feed, tokens));
   LoadOptions load;
+  const SystemClock clock;
   load.threads = options.threads;
+  load.progress = LoadProgress(&clock);
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, Model::Load(options.model, load));
   const ModelConfig& config = model->config();
   RETURN_IF_ERROR(CheckAgainstModel(options, calls, config));

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "absl/strings/str_join.h"
+#include "services/cli/load_progress.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace deltamesh {
@@ -85,6 +86,61 @@ TEST_P(GenerateTest, EndsBeforeAStopString) {
   at = whole.find(o.stops[0]);
   EXPECT_EQ(Run(o), whole.substr(0, at) + "\n");
   EXPECT_THAT(notes.str(), HasSubstr("ended by stop string"));
+}
+
+TEST_P(GenerateTest, BiasScoresAndStopTokens) {
+  GenerateOptions o = Options();
+  o.sampling.temperature = 0;
+  o.show_tokens = true;
+  o.tokens = {1, 2, 3};
+  o.max_tokens = 4;
+  o.logit_bias = {"17=100", "18=-100"};
+  o.sampling.logprobs = 2;
+  EXPECT_EQ(Run(o), "17,17,17,17\n");
+  EXPECT_THAT(notes.str(), HasSubstr("token 17 logprob "));
+  EXPECT_THAT(notes.str(), HasSubstr(", best "));
+  o.stop_tokens = {9, 17};
+  o.sampling.logprobs = -1;
+  EXPECT_EQ(Run(o), "\n");  // the stop token is no part of the answer
+  EXPECT_THAT(notes.str(), HasSubstr("answer 1 tokens"));
+  EXPECT_THAT(notes.str(), HasSubstr("ended by end or stop token"));
+
+  o.stop_tokens = {1000000};
+  EXPECT_THAT(Error(o), HasSubstr("--stop-token: 1000000"));
+  o.stop_tokens.clear();
+  for (const char* bad : {"17", "=1", "17=", "17=x", "x=1", "17:1", "17=1=2", ""}) {
+    o.logit_bias = {bad};
+    EXPECT_THAT(Error(o), HasSubstr("--logit-bias")) << bad;
+  }
+  o.logit_bias = {"17=1", "3=1", "17=2"};
+  EXPECT_THAT(Error(o), HasSubstr("token 17 has two values"));
+}
+
+class SetClock final : public Clock {
+ public:
+  absl::Time Now() const override { return now; }
+  absl::Time now = absl::FromUnixSeconds(1000);
+};
+
+TEST(LoadProgress, SpeaksOnlyWhenLoadingTakesLong) {
+  for (const bool terminal : {false, true}) {
+    SetClock clock;
+    std::ostringstream notes;
+    const auto quick = LoadProgress(&clock, &notes, terminal);
+    for (int64_t done = 0; done <= 19; ++done, clock.now += absl::Milliseconds(100))
+      quick(done, 19);
+    EXPECT_EQ(notes.str(), "");
+
+    const auto slow = LoadProgress(&clock, &notes, terminal);
+    for (int64_t done = 0; done <= 40; ++done, clock.now += absl::Milliseconds(100)) {
+      slow(done << 20, 40 << 20);
+    }
+    const std::string first = "loading weights: 20 of 40 MiB, 50 %";
+    EXPECT_EQ(notes.str().find(first), terminal ? 1u : 0u) << notes.str();
+    EXPECT_THAT(notes.str(), HasSubstr("30 of 40 MiB"));
+    EXPECT_EQ(notes.str().find("21 of 40"), std::string::npos);
+    EXPECT_THAT(notes.str(), HasSubstr("40 of 40 MiB, 100 %\n"));
+  }
 }
 
 TEST_P(GenerateTest, RefusesBadFlagsBeforeTheWeightsAreRead) {
