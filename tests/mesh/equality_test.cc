@@ -16,6 +16,7 @@ const std::vector<int64_t> kLengths = {1,  2,  15, 16,  17,  63,  64,  65,  66, 
 struct Case {
   const char* family;
   int shards;
+  int threads = 1;
 };
 
 class MeshEqualityTest : public ::testing::TestWithParam<Case> {
@@ -27,6 +28,7 @@ TEST_P(MeshEqualityTest, EveryLengthAllAtOnce) {
   TestMeshOptions options;
   options.folder = Golden(GetParam().family);
   options.shards = GetParam().shards;
+  options.threads = GetParam().threads;
   options.prefill = 2;
   options.decode = 2;
   options.seed = static_cast<uint64_t>(GetParam().shards);
@@ -89,9 +91,11 @@ TEST_P(MeshEqualityTest, StopTokenAndContextLimitEndAlike) {
 INSTANTIATE_TEST_SUITE_P(Shards, MeshEqualityTest,
                          ::testing::Values(Case{"kimi_k3", 1}, Case{"kimi_k3", 2},
                                            Case{"kimi_k3", 3}, Case{"kimi_linear", 1},
-                                           Case{"kimi_linear", 2}, Case{"kimi_linear", 3}),
+                                           Case{"kimi_linear", 2}, Case{"kimi_linear", 3},
+                                           Case{"kimi_k3", 2, 2}, Case{"kimi_linear", 2, 2}),
                          [](const auto& info) {
-                           return absl::StrFormat("%s_%d", info.param.family, info.param.shards);
+                           return absl::StrFormat("%s_%d%s", info.param.family, info.param.shards,
+                                                  info.param.threads > 1 ? "_threads" : "");
                          });
 
 }  // namespace

@@ -142,6 +142,78 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"LostSeal", MessageType::kHandoffSeal, {.drop = true}, "TIMEOUT"}),
     [](const auto& info) { return info.param.name; });
 
+// ---- hand-offs that are whole, but not what was granted -------------------------------------------
+
+struct Forgery {
+  const char* name;
+  std::function<void(mesh::Manifest&)> change;
+  // As the router hears it from the landing. One that nobody can be shown to have asked for is refused
+  // without being named, and runs out.
+  std::string reason;
+};
+
+class MeshForgeryTest : public MeshFailureTest, public ::testing::WithParamInterface<Forgery> {};
+
+TEST_P(MeshForgeryTest, IsRefusedByNameAndPrefilledAgainWithTheSameAnswer) {
+  Start();
+  bool done = false;
+  mesh_->SetRewrite([&](MessageType type, std::string& header, std::string& payload) {
+    if (done || type != MessageType::kHandoffManifest) return false;
+    done = true;
+    const bool in_header = payload.empty();  // when it is short
+    mesh::Manifest manifest;
+    CHECK(manifest.ParseFromString(in_header ? header : payload));
+    GetParam().change(manifest);
+    (in_header ? header : payload) = manifest.SerializeAsString();
+    if (in_header) return true;
+    mesh::Manifest key_only;
+    *key_only.mutable_key() = manifest.key();
+    header = key_only.SerializeAsString();
+    return true;
+  });
+  const ClientRequest request = SubmitOne("a", 200);
+  ASSERT_TRUE(mesh_->RunUntilEnded({"a"}, absl::Minutes(3)));
+  EXPECT_TRUE(done);
+  ExpectPlainAnswer(request);
+  const RouterCounters& counters = mesh_->router().counters();
+  EXPECT_EQ(counters.handoffs_refused, 1u);
+  EXPECT_EQ(counters.handoffs_ok, 1u);
+  const auto count_of = [](const auto& counts, const std::string& name) {
+    for (const auto& [reason, count] : counts) {
+      if (reason == name) return static_cast<double>(count);
+    }
+    return 0.0;
+  };
+  EXPECT_EQ(count_of(counters.handoff_results, GetParam().reason), 1);
+  EXPECT_TRUE(BaselineWithinASecond());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, MeshForgeryTest,
+    ::testing::Values(
+        Forgery{"MissingRegion",
+                [](mesh::Manifest& m) { m.mutable_regions()->DeleteSubrange(2, 1); },
+                "WRONG_REGION"},
+        Forgery{"WrongCountOfARegion",
+                [](mesh::Manifest& m) { m.mutable_regions(1)->set_token_count(191); },
+                "WRONG_COUNT"},
+        Forgery{"WrongPosition", [](mesh::Manifest& m) { m.set_position(128); }, "WRONG_COUNT"},
+        Forgery{"StaleEpoch",
+                [](mesh::Manifest& m) {
+                  m.mutable_key()->set_receiver_epoch(m.key().receiver_epoch() - 1);
+                },
+                "STALE_EPOCH"},
+        Forgery{
+            "WrongId",
+            [](mesh::Manifest& m) { m.mutable_key()->set_transfer_id(m.key().transfer_id() + 1); },
+            "TIMEOUT"},
+        Forgery{"WrongToken",
+                [](mesh::Manifest& m) { m.mutable_key()->set_token_low(m.key().token_low() ^ 1); },
+                "TIMEOUT"},
+        Forgery{"WrongRequest", [](mesh::Manifest& m) { m.set_request_id("b"); },
+                "UNKNOWN_TRANSFER"}),
+    [](const auto& info) { return info.param.name; });
+
 // A canary: without the checksum the same damage reaches the answer, so the test above does see it.
 TEST_F(MeshFailureTest, WithoutChecksumsDamageReachesTheAnswer) {
   options_.verify_checksums = false;
@@ -158,6 +230,38 @@ TEST_F(MeshFailureTest, WithoutChecksumsDamageReachesTheAnswer) {
   ASSERT_TRUE(mesh_->RunUntilEnded({"a"}));
   EXPECT_TRUE(done);
   EXPECT_FALSE(SameAnswer(mesh_->answer("a"), plain_->Run(request)));
+}
+
+// Numbers that are none come from a damaged state or damaged weights. Asking again would not help, so the
+// client must not be told that something is unavailable.
+TEST_F(MeshFailureTest, StateThatGivesNoNumbersIsDataLoss) {
+  options_.verify_checksums = false;
+  Start();
+  mesh_->network().SetFault([&](const InprocMessage& message) {
+    const bool hit = message.type == MessageType::kHandoffSegment;
+    return InprocFault{.flip_payload_byte = hit ? 3 : -1, .flip_mask = 0x40};  // exponents of 2^128
+  });
+  SubmitOne("a", 200);
+  ASSERT_TRUE(mesh_->RunUntilEnded({"a"}));
+  EXPECT_EQ(mesh_->answer("a").status.code(), absl::StatusCode::kDataLoss)
+      << mesh_->answer("a").status;
+  EXPECT_TRUE(BaselineWithinASecond());
+}
+
+TEST_F(MeshFailureTest, SilentAndDamagedExpertAnswersAreUnavailable) {
+  Start();
+  for (const bool silent : {true, false}) {
+    mesh_->network().SetFault([&](const InprocMessage& message) {
+      const bool hit = message.type == MessageType::kExpertCombine;
+      return InprocFault{.drop = hit && silent, .flip_payload_byte = hit && !silent ? 3 : -1};
+    });
+    const std::string id = silent ? "silent" : "damaged";
+    SubmitOne(id, 30);
+    ASSERT_TRUE(mesh_->RunUntilEnded({id}));
+    EXPECT_EQ(mesh_->answer(id).status.code(), absl::StatusCode::kUnavailable)
+        << mesh_->answer(id).status;
+    EXPECT_TRUE(BaselineWithinASecond());
+  }
 }
 
 TEST_F(MeshFailureTest, HandoffsThatNeverSucceedEndTheRequest) {
@@ -225,38 +329,6 @@ TEST_F(MeshFailureTest, LostPrefillWorkerDelaysTheFirstToken) {
 TEST_F(MeshFailureTest, WithoutPrefillWorkersDecodeComputesThePrompt) {
   Start();
   mesh_->Kill("prefill-0");
-// Numbers that are none come from a damaged state or damaged weights. Asking again would not help, so the
-// client must not be told that something is unavailable.
-TEST_F(MeshFailureTest, StateThatGivesNoNumbersIsDataLoss) {
-  options_.verify_checksums = false;
-  Start();
-  mesh_->network().SetFault([&](const InprocMessage& message) {
-    const bool hit = message.type == MessageType::kHandoffSegment;
-    return InprocFault{.flip_payload_byte = hit ? 3 : -1, .flip_mask = 0x40};  // exponents of 2^128
-  });
-  SubmitOne("a", 200);
-  ASSERT_TRUE(mesh_->RunUntilEnded({"a"}));
-  EXPECT_EQ(mesh_->answer("a").status.code(), absl::StatusCode::kDataLoss)
-      << mesh_->answer("a").status;
-  EXPECT_TRUE(BaselineWithinASecond());
-}
-
-TEST_F(MeshFailureTest, SilentAndDamagedExpertAnswersAreUnavailable) {
-  Start();
-  for (const bool silent : {true, false}) {
-    mesh_->network().SetFault([&](const InprocMessage& message) {
-      const bool hit = message.type == MessageType::kExpertCombine;
-      return InprocFault{.drop = hit && silent, .flip_payload_byte = hit && !silent ? 3 : -1};
-    });
-    const std::string id = silent ? "silent" : "damaged";
-    SubmitOne(id, 30);
-    ASSERT_TRUE(mesh_->RunUntilEnded({id}));
-    EXPECT_EQ(mesh_->answer(id).status.code(), absl::StatusCode::kUnavailable)
-        << mesh_->answer(id).status;
-    EXPECT_TRUE(BaselineWithinASecond());
-  }
-}
-
   const ClientRequest request = SubmitOne("a", 200);
   ASSERT_TRUE(mesh_->RunUntilEnded({"a"}));
   ExpectPlainAnswer(request);

@@ -126,6 +126,8 @@ Answer PlainEngine::Run(const ClientRequest& request) {
 // ---- workers -------------------------------------------------------------------------------------
 
 struct TestMesh::Worker {
+  explicit Worker(int threads) : pool(threads) {}
+
   std::string name, address;
   mesh::Role role = mesh::ROLE_UNSPECIFIED;
   int index = 0;
@@ -136,7 +138,7 @@ struct TestMesh::Worker {
   std::deque<mesh::WorkerMessage> to_router;
 
   Model* model = nullptr;
-  ThreadPool pool{1};
+  ThreadPool pool;
   std::unique_ptr<Transport> transport;
   std::unique_ptr<ExpertServer> server;
   std::unique_ptr<RemoteExperts> experts;
@@ -170,7 +172,7 @@ struct TestMesh::Worker {
 
 std::unique_ptr<TestMesh::Worker> TestMesh::Make(const std::string& name, mesh::Role role,
                                                  int index) {
-  auto worker = std::make_unique<Worker>();
+  auto worker = std::make_unique<Worker>(options_.threads);
   worker->name = name;
   worker->role = role;
   worker->index = index;
@@ -178,7 +180,7 @@ std::unique_ptr<TestMesh::Worker> TestMesh::Make(const std::string& name, mesh::
   worker->address = absl::StrFormat("%s#%d", name, worker->epoch);
   auto transport = network_.Open(worker->address);
   CHECK_OK(transport.status());
-  worker->transport = *std::move(transport);
+  worker->transport = std::make_unique<RewritingTransport>(*std::move(transport), &rewrite_);
   if (role == mesh::ROLE_EXPERT) {
     MakeExpert(*worker, index);
   } else {

@@ -28,6 +28,7 @@
 #include "services/prefill/prefill_core.h"
 #include "services/router/router_core.h"
 #include "services/worker/worker_core.h"
+#include "tests/mesh/rewriting_transport.h"
 
 namespace deltamesh::testing {
 
@@ -79,6 +80,7 @@ struct TestMeshOptions {
                           .context_tokens_max = 512};
   RouterOptions router;
   bool verify_checksums = true;
+  int threads = 1;  // per worker
   uint64_t seed = 1;
   absl::Duration round = absl::Milliseconds(5);
 };
@@ -112,6 +114,8 @@ class TestMesh {
   bool AtBaseline() const;
 
   InprocNetwork& network() { return network_; }
+  // Writes anew what workers send from now on; null: nothing.
+  void SetRewrite(Rewrite rewrite) { rewrite_ = std::move(rewrite); }
   RouterCore& router() { return *router_; }
   DecodeCore& decode(const std::string& name);
   PrefillCore& prefill(const std::string& name);
@@ -134,6 +138,7 @@ class TestMesh {
   ManualClock clock_;
   SeededEntropy entropy_;
   InprocNetwork network_;
+  Rewrite rewrite_;
   std::unique_ptr<RouterCore> router_;
   uint64_t next_epoch_ = 100;
   LinkId next_link_ = 1;
