@@ -3,8 +3,27 @@
 #include <algorithm>
 
 #include "runtime/base/status.h"
+#include "runtime/cache/available_memory.h"
 
 namespace deltamesh {
+namespace {
+
+// Memory is committed when touched, so pools larger than what there is would start well and be killed
+// under load.
+absl::Status CheckBacked(const StatePools& pools) {
+  const int64_t slabs = pools.slabs->slots() * pools.layout.slab_bytes();
+  const int64_t blocks = pools.blocks->slots() * pools.layout.block_bytes();
+  const absl::StatusOr<int64_t> available = AvailableMemory();
+  if (!available.ok() || slabs <= *available - blocks) return absl::OkStatus();
+  const bool blocks_larger = blocks >= slabs;
+  return ResourceExhausted(
+      "%s: %d bytes, with %d of the %s more than the %d bytes of memory available; lower %s",
+      blocks_larger ? "latent block pool" : "slab pool", std::max(blocks, slabs),
+      std::min(blocks, slabs), blocks_larger ? "slab pool" : "latent block pool", *available,
+      blocks_larger ? "--latent-blocks" : "--slabs");
+}
+
+}  // namespace
 
 absl::StatusOr<StatePools> StatePools::Create(const StateLayout& layout, int64_t slabs,
                                               int64_t blocks) {
@@ -13,6 +32,7 @@ absl::StatusOr<StatePools> StatePools::Create(const StateLayout& layout, int64_t
   ASSIGN_OR_RETURN(pools.slabs, FixedPool::Create("slab pool", slabs, layout.slab_floats()));
   ASSIGN_OR_RETURN(pools.blocks,
                    FixedPool::Create("latent block pool", blocks, layout.block_floats()));
+  RETURN_IF_ERROR(CheckBacked(pools));
   return pools;
 }
 
