@@ -46,8 +46,10 @@ class PrometheusTest(unittest.TestCase):
 
     def query(self, expression):
         try:
-            _, body = http_get(self.address, "/api/v1/query?query=" + urllib.parse.quote(expression))
+            status, body = http_get(self.address, "/api/v1/query?query=" + urllib.parse.quote(expression))
         except OSError:
+            return None
+        if status == 503:   # it is starting
             return None
         return [(r["metric"], float(r["value"][1])) for r in json.loads(body)["data"]["result"]]
 
