@@ -72,6 +72,22 @@ TEST_F(MeshFailureTest, DeadlineAtAnyMomentFreesEverythingWithinASecond) {
   }
 }
 
+// Transfers, steps and messages of the first request are still under way when the second one of the same
+// name begins.
+TEST_F(MeshFailureTest, NameUsedAgainAtOnceGetsItsOwnAnswer) {
+  Start();
+  for (int rounds = 0; rounds < 16; ++rounds) {
+    ASSERT_TRUE(mesh_->Submit(MakeRequest("same", 200, 6, 100)).ok());
+    for (int i = 0; i < rounds; ++i) mesh_->Round();
+    mesh_->Cancel("same");
+    const ClientRequest again = MakeRequest("same", 200, 6, 200 + rounds);
+    ASSERT_TRUE(mesh_->Submit(again).ok());
+    ASSERT_TRUE(mesh_->RunUntilEnded({"same"})) << rounds << " rounds after the first";
+    ExpectPlainAnswer(again);
+    ASSERT_TRUE(BaselineWithinASecond());
+  }
+}
+
 // ---- drain ---------------------------------------------------------------------------------------
 
 TEST_F(MeshFailureTest, DrainingWorkersFinishWhatTheyHaveAndGetNothingNew) {

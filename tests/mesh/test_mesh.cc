@@ -328,12 +328,16 @@ void TestMesh::Connect(Worker& worker) {
 }
 
 absl::Status TestMesh::Submit(const ClientRequest& request) {
+  CarryOut(router_->TakeActions());  // what it said so far is about earlier requests
   RETURN_IF_ERROR(router_->Submit(request, now()));
   answers_[request.request_id] = Answer();
   return absl::OkStatus();
 }
 
-bool TestMesh::Cancel(const RequestId& id) { return router_->CancelClient(id, now()); }
+bool TestMesh::Cancel(const RequestId& id) {
+  CarryOut(router_->TakeActions());
+  return router_->CancelClient(id, now());
+}
 
 void TestMesh::CarryOut(std::vector<RouterAction> actions) {
   for (RouterAction& action : actions) {
