@@ -8,6 +8,7 @@
 #include "runtime/base/status.h"
 #include "runtime/expert/expert_server.h"
 #include "runtime/model/config.h"
+#include "runtime/text/text_digest.h"
 #include "services/expert/expert_core.h"
 #include "services/worker/metric_list.h"
 #include "services/worker/model_loading.h"
@@ -64,6 +65,7 @@ std::vector<MetricSample> ExpertMetrics(const ExpertServer& server, const Model&
 absl::StatusOr<int> Serve(ExpertFlags flags, const SignalWaiter& signals) {
   RETURN_IF_ERROR(FinishWorkerFlags("expert", &flags.worker));
   ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::Load(flags.worker.model));
+  ASSIGN_OR_RETURN(const std::string text_digest, TextDigest(flags.worker.model));
   ASSIGN_OR_RETURN(const std::vector<int32_t> experts, HostedExperts(flags, config));
   ASSIGN_OR_RETURN(auto transport, OpenUcx(flags.worker));
   SystemClock clock;
@@ -89,7 +91,7 @@ absl::StatusOr<int> Serve(ExpertFlags flags, const SignalWaiter& signals) {
   registration.set_name(flags.worker.name);
   registration.set_role(mesh::ROLE_EXPERT);
   registration.set_epoch(options.epoch);
-  *registration.mutable_model() = MakeModelIdentity(model->digest());
+  *registration.mutable_model() = MakeModelIdentity(model->digest(), text_digest);
   registration.set_transport_address(transport->address());
   registration.set_transport_kind(transport->kind());
   registration.mutable_experts()->set_shard(static_cast<uint32_t>(flags.shard));

@@ -6,6 +6,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "services/common/protocol.h"
 
 namespace deltamesh {
 namespace {
@@ -90,7 +91,9 @@ Membership::Membership(const RouterOptions* options, RouterCounters* counters,
       counters_(counters),
       actions_(actions),
       identity_(options->identity),
-      view_epoch_(options->epoch) {}
+      view_epoch_(options->epoch) {
+  identity_.set_protocol(kMeshProtocol);
+}
 
 bool Membership::UsesExperts(mesh::Role role) {
   return role == mesh::ROLE_PREFILL || role == mesh::ROLE_DECODE;
@@ -116,6 +119,7 @@ bool Membership::Touch(LinkId link, absl::Time now) {
 absl::Status Membership::CheckIdentity(const mesh::Register& m) const {
   std::string difference;
   Differ("protocol", m.model().protocol(), identity_.protocol(), &difference);
+  Differ("text_digest", m.model().text_digest(), identity_.text_digest(), &difference);
   Differ("model digest", m.model().digest(), identity_.digest(), &difference);
   Differ("state_layout", m.model().state_layout(), identity_.state_layout(), &difference);
   Differ("block_tokens", m.model().block_tokens(), identity_.block_tokens(), &difference);

@@ -22,7 +22,6 @@ absl::Status RouterOptions::Validate() const {
   RETURN_IF_ERROR(lasting("waiting_max", waiting_max));
   RETURN_IF_ERROR(lasting("request_max", request_max));
   RETURN_IF_ERROR(positive("handoff_attempts_max", handoff_attempts_max));
-  RETURN_IF_ERROR(positive("placement_attempts_max", placement_attempts_max));
   RETURN_IF_ERROR(lasting("landing_max", landing_max));
   RETURN_IF_ERROR(lasting("progress_max", progress_max));
   RETURN_IF_ERROR(lasting("verdict_wait", verdict_wait));
@@ -38,6 +37,10 @@ absl::Status RouterOptions::Validate() const {
         "lease: %s is shorter than three heartbeats of %s; a late one would end it",
         absl::FormatDuration(lease), absl::FormatDuration(heartbeat));
   }
+  if (handoff_attempts_max > int64_t{kAttemptsPerPlacement}) {
+    return InvalidArgument("handoff_attempts_max: %d; use at most %d, what one placement has",
+                           handoff_attempts_max, kAttemptsPerPlacement);
+  }
   if (waiting_requests_max > live_requests_max) {
     return InvalidArgument("waiting_requests_max: %d is above live_requests_max, %d",
                            waiting_requests_max, live_requests_max);
@@ -52,13 +55,13 @@ std::vector<std::pair<std::string, std::string>> RouterOptions::Describe() const
           {"epoch", std::to_string(epoch)},
           {"digest", identity.digest().empty() ? "learned" : identity.digest()},
           {"vocab", vocab == 0 ? "unknown" : number(vocab)},
+          {"text_digest", identity.text_digest().empty() ? "learned" : identity.text_digest()},
           {"live_requests_max", number(live_requests_max)},
           {"waiting_requests_max", number(waiting_requests_max)},
           {"prompt_tokens_max", number(prompt_tokens_max)},
           {"waiting_max", time(waiting_max)},
           {"request_max", time(request_max)},
           {"handoff_attempts_max", number(handoff_attempts_max)},
-          {"placement_attempts_max", number(placement_attempts_max)},
           {"landing_max", time(landing_max)},
           {"progress_max", time(progress_max)},
           {"verdict_wait", time(verdict_wait)},

@@ -12,6 +12,9 @@
 
 namespace deltamesh {
 
+// Attempt numbers set aside for one StartDecode: its first grant and those after refused hand-offs.
+inline constexpr uint32_t kAttemptsPerPlacement = 16;
+
 struct RouterOptions {
   std::string name = "router";
   // Larger after each restart (nanoseconds of the start time will do): the views sent to workers
@@ -19,7 +22,7 @@ struct RouterOptions {
   uint64_t epoch = 1;
 
   // What registrants must equal. Empty and zero fields are learned from the first registrant and
-  // fixed from then on.
+  // fixed from then on; the protocol is always this build's own.
   mesh::ModelIdentity identity;
 
   // Token ids that workers send must be below; 0: not known, any id passes.
@@ -32,7 +35,6 @@ struct RouterOptions {
   absl::Duration waiting_max = absl::Seconds(60);  // then RESOURCE_EXHAUSTED
   absl::Duration request_max = absl::Hours(1);     // longest deadline a request may have
   int64_t handoff_attempts_max = 3;
-  int64_t placement_attempts_max = 4;  // refusals by full workers before RESOURCE_EXHAUSTED
   absl::Duration landing_max = absl::Seconds(10);  // decode must grant a landing within
   absl::Duration progress_max =
       absl::Minutes(10);  // between a grant, the hand-off, and each output

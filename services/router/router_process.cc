@@ -8,6 +8,7 @@
 #include "CLI/CLI.hpp"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/text/text_digest.h"
 #include "services/common/flags.h"
 #include "services/common/grpc_server.h"
 #include "services/common/http_ops.h"
@@ -46,6 +47,8 @@ class RouterProcess {
     flags_.core.epoch = static_cast<uint64_t>(absl::ToUnixNanos(clock_.Now()));
     flags_.core.identity.set_digest(flags_.digest);
     flags_.core.vocab = front_->model_info().vocab_size();
+    ASSIGN_OR_RETURN(const std::string text_digest, TextDigest(flags_.model));
+    flags_.core.identity.set_text_digest(text_digest);
     RETURN_IF_ERROR(flags_.core.Validate());
     metrics_ = std::make_unique<Metrics>(MetricLabels{{"role", "router"}});
     router_ = std::make_unique<RouterServer>(RouterServerOptions{.core = flags_.core}, &clock_,

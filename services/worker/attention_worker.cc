@@ -3,6 +3,8 @@
 #include "CLI/CLI.hpp"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/text/text_digest.h"
+#include "services/common/protocol.h"
 #include "services/worker/metric_list.h"
 #include "services/worker/model_loading.h"
 #include "services/worker/worker_links.h"
@@ -56,6 +58,7 @@ absl::StatusOr<std::unique_ptr<AttentionWorker>> AttentionWorker::Create(
   ASSIGN_OR_RETURN(const ModelConfig on_disk, ModelConfig::Load(flags.worker.model));
   RETURN_IF_ERROR(FinishEngineOptions(on_disk.context_tokens, &worker->flags_.engine));
   worker->epoch_ = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
+  ASSIGN_OR_RETURN(worker->text_digest_, TextDigest(flags.worker.model));
   worker->transport_ = std::move(transport);
   worker->transport_address_ = worker->transport_->address();
   worker->transport_kind_ = worker->transport_->kind();
@@ -101,7 +104,7 @@ mesh::Register AttentionWorker::MakeRegister(mesh::Role role) const {
   out.set_name(flags_.worker.name);
   out.set_role(role);
   out.set_epoch(epoch_);
-  *out.mutable_model() = MakeModelIdentity(model_->digest());
+  *out.mutable_model() = MakeModelIdentity(model_->digest(), text_digest_);
   out.mutable_capacity()->set_slabs(static_cast<uint64_t>(flags_.engine.slabs));
   out.mutable_capacity()->set_latent_blocks(static_cast<uint64_t>(flags_.engine.latent_blocks));
   out.mutable_capacity()->set_context_tokens(

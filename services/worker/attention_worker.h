@@ -74,6 +74,7 @@ class AttentionWorker {
   std::unique_ptr<Model> model_;
   std::unique_ptr<Transport> transport_;
   std::string transport_address_, transport_kind_;
+  std::string text_digest_;
   std::unique_ptr<LocalExperts> local_;
   std::unique_ptr<RemoteExperts> remote_;
   std::unique_ptr<Engine> engine_;

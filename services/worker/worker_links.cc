@@ -5,12 +5,14 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/cache/state_layout.h"
+#include "services/common/protocol.h"
 
 namespace deltamesh {
 
-mesh::ModelIdentity MakeModelIdentity(const std::string& digest) {
+mesh::ModelIdentity MakeModelIdentity(const std::string& digest, const std::string& text_digest) {
   mesh::ModelIdentity identity;
   identity.set_digest(digest);
+  identity.set_text_digest(text_digest);
   identity.set_state_layout(kStateLayoutVersion);
   identity.set_block_tokens(kBlockTokens);
   identity.set_tile_tokens(kTileTokens);

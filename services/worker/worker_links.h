@@ -17,10 +17,7 @@
 
 namespace deltamesh {
 
-// Version of the messages in proto/deltamesh/mesh; both ends of a link must have the same.
-inline constexpr uint32_t kMeshProtocol = 1;
-
-mesh::ModelIdentity MakeModelIdentity(const std::string& digest);
+mesh::ModelIdentity MakeModelIdentity(const std::string& digest, const std::string& text_digest);
 
 class WorkerLinks {
  public:

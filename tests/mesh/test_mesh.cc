@@ -207,7 +207,7 @@ void TestMesh::MakeAttention(Worker& w) {
   registration.set_name(w.name);
   registration.set_role(w.role);
   registration.set_epoch(w.epoch);
-  *registration.mutable_model() = MakeModelIdentity(w.model->digest());
+  *registration.mutable_model() = MakeModelIdentity(w.model->digest(), "text");
   mesh::Capacity& capacity = *registration.mutable_capacity();
   capacity.set_slabs(static_cast<uint64_t>(options_.engine.slabs));
   capacity.set_latent_blocks(static_cast<uint64_t>(options_.engine.latent_blocks));
@@ -277,7 +277,7 @@ void TestMesh::MakeExpert(Worker& w, int index) {
   registration.set_name(w.name);
   registration.set_role(w.role);
   registration.set_epoch(w.epoch);
-  *registration.mutable_model() = MakeModelIdentity(w.model->digest());
+  *registration.mutable_model() = MakeModelIdentity(w.model->digest(), "text");
   registration.set_transport_address(w.transport->address());
   registration.set_transport_kind(w.transport->kind());
   registration.mutable_experts()->set_shard(static_cast<uint32_t>(index));

@@ -25,6 +25,8 @@ TEST_F(MembershipTest, EveryMismatchIsRefusedWithBothValues) {
   const std::vector<Case> cases = {
       {[](mesh::Register* r) { r->mutable_model()->set_digest("d2"); },
        "model digest: worker has \"d2\", router has \"d1\""},
+      {[](mesh::Register* r) { r->mutable_model()->set_text_digest("t2"); },
+       "text_digest: worker has \"t2\", router has \"t1\""},
       {[](mesh::Register* r) { r->mutable_model()->set_state_layout(2); },
        "state_layout: worker has 2, router has 1"},
       {[](mesh::Register* r) { r->mutable_model()->set_block_tokens(128); },
@@ -56,6 +58,26 @@ TEST_F(MembershipTest, ConfiguredIdentityBindsTheFirstRegistrantToo) {
   Open(1, TestRegister("d1", mesh::ROLE_DECODE));
   EXPECT_THAT(Drain(), HasSubstr("worker has \"d1\", router has \"other\""));
   EXPECT_EQ(core->identity()->digest(), "other");
+}
+
+TEST_F(MembershipTest, TextAndProtocolBindTheFirstRegistrantToo) {
+  RouterOptions o = DefaultOptions();
+  o.identity.set_text_digest("mine");
+  Restart(o);
+  mesh::WorkerMessage m = TestRegister("d1", mesh::ROLE_DECODE);
+  m.mutable_register_()->mutable_model()->set_protocol(2);
+  Open(1, m);
+  const std::string out = Drain();
+  EXPECT_THAT(out, HasSubstr("text_digest: worker has \"t1\", router has \"mine\""));
+  EXPECT_THAT(out, HasSubstr("protocol: worker has 2, router has 1"));
+  EXPECT_FALSE(core->Ready().ok());
+  // The whole digest is still free: the first worker that fits names it.
+  EXPECT_FALSE(core->identity().has_value());
+  m = TestRegister("d1", mesh::ROLE_DECODE);
+  m.mutable_register_()->mutable_model()->set_text_digest("mine");
+  Open(2, m);
+  EXPECT_EQ(Drain(), "2 <- Registered by r\n");
+  EXPECT_EQ(core->identity()->digest(), "d1");
 }
 
 TEST_F(MembershipTest, IncompleteRegistrationsAreRefused) {
