@@ -44,7 +44,9 @@ mesh::SequenceOutput::End ToEnd(FinishKind kind) {
   CHECK(false, "a generating sequence ended as a prefill");
 }
 
-void FillOutput(const SequenceOutput& from, bool scores, mesh::SequenceOutput* to) {
+void FillOutput(const SequenceOutput& from, uint32_t attempt, bool scores,
+                mesh::SequenceOutput* to) {
+  to->set_attempt(attempt);
   to->set_first_index(static_cast<uint64_t>(from.first_index));
   to->set_end(ToEnd(from.finish));
   for (const TokenOutput& token : from.tokens) {
@@ -368,7 +370,8 @@ void DecodeCore::Relay(const StepReport& report, absl::Time now) {
     it->second->generated += static_cast<int64_t>(output.tokens.size());
     mesh::SequenceOutput* to = messages[it->second->link].mutable_outputs()->add_sequences();
     to->set_request_id(id);
-    FillOutput(output, it->second->start.sampling().logprobs() >= 0, to);
+    const mesh::StartDecode& start = it->second->start;
+    FillOutput(output, start.attempt(), start.sampling().logprobs() >= 0, to);
     if (output.finish == FinishKind::kRunning) continue;
     ++counters_.finished;
     LogInfo("decode.finished", {{"request", id},

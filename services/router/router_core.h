@@ -11,13 +11,17 @@
 // With a prompt of at most one block, or without a live prefill worker, handoff_tokens is 0 and the
 // decode worker computes the whole prompt.
 //
-// Attempts. `attempt` starts at 1 and grows with each try at placing or handing off; a message that
-// carries another attempt than the current one is stale: ignored and counted.
-//  * HandoffResult with an error: attempt n+1 starts when the decode worker's new LandingGranted
-//    arrives.
+// Attempts (mesh.proto has the rule). Each placement takes kAttemptsPerPlacement numbers from one
+// counter of the router; a message that carries another attempt than the current one is stale:
+// ignored and counted. An id that is used again therefore hears nothing of its earlier requests.
+//  * HandoffResult n with an error: attempt n+1, of the same placement, starts when the decode
+//    worker's new LandingGranted arrives; RequestFailed n instead of a grant ends the request.
 //  * The prefill worker is lost or gives up: CancelRequest to the decode worker, then StartDecode
-//    with attempt n+1 (to the same worker or another). A worker needs to know nothing of earlier
-//    attempts.
+//    with the numbers of a new placement (to the same worker or another). A worker needs to know
+//    nothing of earlier attempts.
+//
+// A worker that refuses for want of room costs nothing but time: the request waits on, until a
+// heartbeat shows room or waiting_max is over.
 //
 // Not thread-safe: one thread owns it. Times never go backwards.
 #pragma once

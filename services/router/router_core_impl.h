@@ -26,11 +26,12 @@ enum class RequestPhase {
 struct RouterRequest {
   ClientRequest spec;
   absl::Time deadline;
-  absl::Time phase_since;  // progress within the phase counts as a new start
+  absl::Time phase_since;    // progress within the phase counts as a new start
+  absl::Time waiting_since;  // a refusal for want of room does not start the wait anew
   RequestPhase phase = RequestPhase::kWaiting;
   uint32_t attempt = 0;
+  uint32_t refused_attempt = 0;  // of this placement, the hand-off refused last; 0: none
   int64_t handoff_failures = 0;
-  int64_t placement_refusals = 0;
   int64_t handoff_tokens = 0;
   LinkId decode = 0;
   LinkId prefill = 0;
@@ -66,6 +67,7 @@ class RouterCore::Impl {
   mutable Membership members;
   std::map<RequestId, RouterRequest> requests;  // ordered: what happens must not depend on a hash
   std::deque<RequestId> waiting;                // first come, first placed
+  uint32_t next_attempt = 1;
 
  private:
   enum class Placed { kYes, kNoRoom, kEnded };
@@ -85,8 +87,10 @@ class RouterCore::Impl {
   void SendStartDecode(const RouterRequest& r);
   void SendStartPrefill(RouterRequest& r, const mesh::Landing& landing, absl::Time now);
   void SendCancel(LinkId link, const RequestId& id);
-  // Frees the request everywhere and puts it first in the queue under the next attempt.
+  // Frees the request everywhere and puts it first in the queue.
   void Requeue(RouterRequest& r, absl::Time now);
+  // The same for a request that `full` had no room for: it has waited since before.
+  void WaitForRoom(RouterRequest& r, LinkId full, absl::Time now);
   // Counts a failed hand-off. False: that was the last one and the request has ended with `why`.
   bool CountHandoffFailure(RouterRequest& r, const absl::Status& why);
 

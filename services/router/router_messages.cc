@@ -139,7 +139,7 @@ void RouterCore::Impl::OnHandoffResult(const Worker& from, const mesh::HandoffRe
   }
   SendCancel(r->prefill, r->spec.request_id);
   ReleasePrefill(*r);
-  ++r->attempt;
+  r->refused_attempt = r->attempt++;
   r->phase = RequestPhase::kLanding;
   r->phase_since = now;
 }
@@ -159,7 +159,8 @@ void RouterCore::Impl::OnPrefillFinished(const Worker& from, const mesh::Prefill
 void RouterCore::Impl::OnOutput(const Worker& from, const mesh::SequenceOutput& output,
                                 absl::Time now) {
   RouterRequest* r = Find(output.request_id());
-  if (r == nullptr || r->decode != from.link || r->phase != RequestPhase::kDecoding) {
+  if (r == nullptr || r->decode != from.link || r->phase != RequestPhase::kDecoding ||
+      output.attempt() != r->attempt) {
     ++counters.stale_messages;
     return;
   }
@@ -194,8 +195,12 @@ void RouterCore::Impl::OnOutput(const Worker& from, const mesh::SequenceOutput& 
 void RouterCore::Impl::OnRequestFailed(const Worker& from, const mesh::RequestFailed& message,
                                        absl::Time now) {
   RouterRequest* r = Find(message.request_id());
-  const bool ours = r != nullptr && (r->decode == from.link || r->prefill == from.link) &&
-                    message.attempt() == r->attempt;
+  bool ours = r != nullptr && (r->decode == from.link || r->prefill == from.link) &&
+              message.attempt() == r->attempt;
+  // In place of the grant that would follow a refused hand-off: the decode worker gave the request
+  // up, under the attempt that was refused.
+  ours |= r != nullptr && r->decode == from.link && r->phase == RequestPhase::kLanding &&
+          r->refused_attempt != 0 && message.attempt() == r->refused_attempt;
   if (!ours) {
     ++counters.stale_messages;
     return;
@@ -209,17 +214,7 @@ void RouterCore::Impl::OnRequestFailed(const Worker& from, const mesh::RequestFa
     Fail(*r, Annotate(why, absl::StrFormat("decode worker \"%s\"", from.load.name)));
     return PlaceWaiting(now);
   }
-  // Another router was faster. Not the client's business until it has happened often.
-  ++counters.placement_refusals;
-  ++r->placement_refusals;
-  members.MarkFull(from.link);
-  if (r->placement_refusals >= options.placement_attempts_max) {
-    Fail(*r, ResourceExhausted("decode workers refused %d times, last \"%s\": %s; retry later",
-                               r->placement_refusals, from.load.name, message.message()));
-  } else {
-    Requeue(*r, now);
-  }
-  members.MarkFull(from.link);  // giving the room back must not undo it
+  WaitForRoom(*r, from.link, now);  // another router was faster
   PlaceWaiting(now);
 }
 
@@ -233,16 +228,7 @@ void RouterCore::Impl::OnPrefillGaveUp(RouterRequest& r, const absl::Status& why
     r.prefill_status = why;
     return;
   }
-  ++counters.placement_refusals;
-  ++r.placement_refusals;
-  const LinkId full = r.prefill;
-  if (r.placement_refusals >= options.placement_attempts_max) {
-    Fail(r, ResourceExhausted("prefill workers refused %d times, last: %s; retry later",
-                              r.placement_refusals, MessageOf(why)));
-  } else {
-    Requeue(r, now);
-  }
-  members.MarkFull(full);
+  WaitForRoom(r, r.prefill, now);
 }
 
 }  // namespace deltamesh

@@ -70,7 +70,7 @@ absl::Status RouterCore::Impl::Submit(ClientRequest spec, absl::Time now) {
   RouterRequest& r = requests[id];
   r.spec = std::move(spec);
   r.deadline = std::min(r.spec.deadline, now + options.request_max);
-  r.phase_since = now;
+  r.phase_since = r.waiting_since = now;
   waiting.push_back(id);
   // A placement of this request that ends it at once is the caller's error, not an action.
   PlaceWaiting(now);
@@ -141,7 +141,8 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
   r.handoff_tokens = with_prefill ? position : 0;
   r.phase = with_prefill ? RequestPhase::kLanding : RequestPhase::kDecoding;
   r.phase_since = now;
-  ++r.attempt;
+  r.attempt = std::exchange(next_attempt, next_attempt + kAttemptsPerPlacement);
+  r.refused_attempt = 0;
   SendStartDecode(r);
   LogInfo("request.placed", {{"request", r.spec.request_id},
                              {"decode", r.decode_name},
@@ -221,9 +222,17 @@ void RouterCore::Impl::Requeue(RouterRequest& r, absl::Time now) {
   ReleaseDecode(r);
   ReleasePrefill(r);
   r.phase = RequestPhase::kWaiting;
-  r.phase_since = now;
+  r.phase_since = r.waiting_since = now;
   r.prefill_gave_up.reset();
   waiting.push_front(r.spec.request_id);
+}
+
+void RouterCore::Impl::WaitForRoom(RouterRequest& r, LinkId full, absl::Time now) {
+  ++counters.placement_refusals;
+  const absl::Time since = r.waiting_since;
+  Requeue(r, now);
+  r.waiting_since = since;
+  members.MarkFull(full);  // last: giving the room back must not undo it
 }
 
 bool RouterCore::Impl::CountHandoffFailure(RouterRequest& r, const absl::Status& why) {

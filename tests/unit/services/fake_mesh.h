@@ -150,6 +150,7 @@ class FakeMesh {
     o->add_tokens(token);
     o->set_first_index(index);
     o->set_end(end);
+    o->set_attempt(start.attempt());
     if (start.sampling().logprobs() >= 0) {
       mesh::TokenScores* scores = o->add_scores();
       scores->set_logprob(-0.5f);

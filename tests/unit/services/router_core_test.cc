@@ -41,10 +41,12 @@ TEST_F(RequestTest, WholeLifeThroughBothWorkers) {
 TEST_F(RequestTest, HandoffPositionIsTheLastBlockBoundaryBeforeTheLastToken) {
   const std::vector<std::pair<int64_t, int64_t>> cases = {
       {1, 0}, {63, 0}, {64, 0}, {65, 64}, {128, 64}, {129, 128}, {200, 192}};
+  uint32_t attempt = 1;
   for (const auto& [prompt, handoff] : cases) {
     ASSERT_TRUE(Submit("a", prompt).ok());
-    EXPECT_EQ(Drain(), absl::StrFormat("2 <- StartDecode a prompt=%d handoff=%d max=8 attempt=1\n",
-                                       prompt, handoff));
+    EXPECT_EQ(Drain(), absl::StrFormat("2 <- StartDecode a prompt=%d handoff=%d max=8 attempt=%d\n",
+                                       prompt, handoff, attempt));
+    attempt += kAttemptsPerPlacement;
     EXPECT_TRUE(core->CancelClient("a", now));
     Drain();
   }
@@ -105,7 +107,7 @@ TEST_F(RequestTest, PrefillWorkerLostWithNoOtherMakesTheDecodeWorkerComputeThePr
   Grant(kDecode, "a", 64, 1);
   Drain();
   core->OnLinkClosed(kPrefill, absl::UnavailableError("reset"), now);
-  EXPECT_EQ(Drain(), "2 <- Cancel a\n2 <- StartDecode a prompt=100 handoff=0 max=8 attempt=2\n");
+  EXPECT_EQ(Drain(), "2 <- Cancel a\n2 <- StartDecode a prompt=100 handoff=0 max=8 attempt=17\n");
   // What the old attempt still says is ignored.
   Verdict(kDecode, "a", 1, absl::StatusCode::kUnavailable, "PEER_LOST");
   Grant(kDecode, "a", 64, 1);
@@ -133,7 +135,7 @@ TEST_F(RequestTest, PrefillGivingUpWaitsForTheDecodeWorkersVerdict) {
   core->Tick(now);
   EXPECT_EQ(Drain(),
             "2 <- Cancel a\n1 <- Cancel a\n"
-            "2 <- StartDecode a prompt=100 handoff=64 max=8 attempt=3\n");
+            "2 <- StartDecode a prompt=100 handoff=64 max=8 attempt=17\n");
 }
 
 TEST_F(RequestTest, FullPrefillWorkerSendsTheRequestBackToTheQueue) {
@@ -144,25 +146,94 @@ TEST_F(RequestTest, FullPrefillWorkerSendsTheRequestBackToTheQueue) {
   EXPECT_EQ(Drain(), "2 <- Cancel a\n1 <- Cancel a\n");
   EXPECT_EQ(core->gauges().waiting, 1);
   Beat(kPrefill);
-  EXPECT_EQ(Drain(), "2 <- StartDecode a prompt=100 handoff=64 max=8 attempt=2\n");
+  EXPECT_EQ(Drain(), "2 <- StartDecode a prompt=100 handoff=64 max=8 attempt=17\n");
   EXPECT_EQ(core->counters().placement_refusals, 1u);
 }
 
-TEST_F(RequestTest, FullDecodeWorkerIsRetriedAfterItsHeartbeatAndThenExhausts) {
+TEST_F(RequestTest, FullDecodeWorkerIsRetriedAfterEachHeartbeat) {
   ASSERT_TRUE(Submit("a", 10).ok());
-  for (uint32_t attempt = 1; attempt <= 4; ++attempt) {
+  for (uint32_t i = 0; i < 50; ++i) {
     EXPECT_EQ(Drain(), absl::StrFormat("2 <- StartDecode a prompt=10 handoff=0 max=8 attempt=%d\n",
-                                       attempt));
-    Failed(kDecode, "a", attempt, absl::ResourceExhaustedError("no slab"));
-    if (attempt < 4) {
-      EXPECT_EQ(Drain(), "2 <- Cancel a\n");
-    }
+                                       1 + i * kAttemptsPerPlacement));
+    Failed(kDecode, "a", attempts["a"], absl::ResourceExhaustedError("no slab"));
+    EXPECT_EQ(Drain(), "2 <- Cancel a\n");
+    core->Tick(now);
+    EXPECT_EQ(Drain(), "") << "no heartbeat has shown room";
     Beat(kDecode);
   }
-  EXPECT_EQ(
-      Drain(),
-      "2 <- Cancel a\nclient a failed RESOURCE_EXHAUSTED: decode workers refused 4 times, last "
-      "\"d1\": no slab; retry later\n");
+  Drain();
+  Tokens(kDecode, "a", {5}, 0, mesh::SequenceOutput::STOP_TOKEN);
+  EXPECT_EQ(core->counters().finished, 1u);
+  EXPECT_EQ(core->counters().placement_refusals, 50u);
+}
+
+TEST_F(RequestTest, RefusalsForWantOfRoomDoNotStartTheWaitAnew) {
+  ASSERT_TRUE(Submit("a", 10).ok());
+  std::string last;
+  for (int second = 0; second < 62; ++second) {
+    Drain();
+    Failed(kDecode, "a", attempts["a"], absl::ResourceExhaustedError("no slab"));
+    now += absl::Seconds(1);
+    core->Tick(now);
+    Beat(kPrefill);
+    Beat(kDecode);
+    if (core->gauges().live == 0) break;
+  }
+  EXPECT_THAT(Drain(), ::testing::HasSubstr("client a failed RESOURCE_EXHAUSTED: waited 1m"));
+  EXPECT_EQ(now, absl::FromUnixSeconds(1061));
+}
+
+TEST_F(RequestTest, NothingOfACancelledRequestReachesTheNextOneOfItsId) {
+  ASSERT_TRUE(Submit("a", 10).ok());
+  Drain();
+  const uint32_t old = attempts["a"];
+  core->CancelClient("a", now);
+  ASSERT_TRUE(Submit("a", 10).ok());
+  Drain();
+  ASSERT_NE(attempts["a"], old);
+  TokensOf(old, kDecode, "a", {66}, 0);
+  TokensOf(old, kDecode, "a", {67}, 1, mesh::SequenceOutput::STOP_TOKEN);
+  EXPECT_EQ(Drain(), "");
+  EXPECT_EQ(core->counters().stale_messages, 2u);
+  Tokens(kDecode, "a", {5}, 0, mesh::SequenceOutput::STOP_TOKEN);
+  EXPECT_EQ(Drain(),
+            "client a tokens [5] at 0\nclient a finished STOP_TOKEN usage 10+1 cached 0\n");
+}
+
+TEST_F(RequestTest, NoGrantOrVerdictOfACancelledRequestReachesTheNextOneOfItsId) {
+  ASSERT_TRUE(Submit("a", 100).ok());
+  Grant(kDecode, "a", 64, 1);
+  Verdict(kDecode, "a", 1, absl::StatusCode::kDataLoss, "CHECKSUM");
+  core->CancelClient("a", now);
+  ASSERT_TRUE(Submit("a", 100).ok());
+  Drain();
+  // In flight at the time: the grants after the refusal, each of the numbers the worker may use.
+  for (uint32_t attempt = 1; attempt <= kAttemptsPerPlacement; ++attempt) {
+    Grant(kDecode, "a", 64, attempt, 66);
+    Failed(kDecode, "a", attempt, absl::InternalError("old"));
+  }
+  EXPECT_EQ(Drain(), "");
+  Grant(kDecode, "a", 64, 1 + kAttemptsPerPlacement, 8);
+  EXPECT_EQ(Drain(), "1 <- StartPrefill a tokens=64 transfer=8 attempt=17\n");
+  Verdict(kDecode, "a", 1, absl::StatusCode::kOk);
+  Prefilled(kPrefill, "a", 1, 64);
+  TokensOf(1, kDecode, "a", {66}, 0);
+  EXPECT_EQ(Drain(), "");
+  EXPECT_EQ(core->counters().stale_messages, 2 * kAttemptsPerPlacement + 3u);
+}
+
+TEST_F(RequestTest, RefusalThatIsNotRetriedEndsTheRequestWithItsOwnCode) {
+  ASSERT_TRUE(Submit("a", 100).ok());
+  Grant(kDecode, "a", 64, 1);
+  Drain();
+  const absl::Status cause = absl::FailedPreconditionError("WRONG_MODEL: digest differs");
+  Verdict(kDecode, "a", 1, cause.code(), MessageOf(cause));
+  Failed(kDecode, "a", 1, cause);
+  EXPECT_EQ(Drain(),
+            "1 <- Cancel a\n2 <- Cancel a\n"
+            "client a failed FAILED_PRECONDITION: decode worker \"d1\": WRONG_MODEL: digest "
+            "differs\n");
+  EXPECT_EQ(core->gauges().live, 0);
 }
 
 TEST_F(RequestTest, LostDecodeWorkerFailsItsRequestsAndOnlyThose) {
@@ -215,9 +286,9 @@ TEST_F(RequestTest, WaitsInOrderWhenFullAndMovesUpWhenOneEnds) {
   Tokens(kDecode, "b", {1}, 0, mesh::SequenceOutput::STOP_TOKEN);
   EXPECT_EQ(Drain(),
             "client b tokens [1] at 0\nclient b finished STOP_TOKEN usage 10+1 cached 0\n"
-            "2 <- StartDecode e prompt=10 handoff=0 max=8 attempt=1\n");
+            "2 <- StartDecode e prompt=10 handoff=0 max=8 attempt=65\n");
   EXPECT_TRUE(core->CancelClient("a", now));
-  EXPECT_EQ(Drain(), "2 <- Cancel a\n2 <- StartDecode f prompt=10 handoff=0 max=8 attempt=1\n");
+  EXPECT_EQ(Drain(), "2 <- Cancel a\n2 <- StartDecode f prompt=10 handoff=0 max=8 attempt=81\n");
 }
 
 TEST_F(RequestTest, BlocksCountAsRoomToo) {
@@ -418,7 +489,7 @@ TEST_F(RequestTest, MaxTokensIsCutToTheContextAndDefaultsToIt) {
   core->CancelClient("a", now);
   Drain();
   ASSERT_TRUE(Submit("b", 48, 100000).ok());
-  EXPECT_EQ(Drain(), "2 <- StartDecode b prompt=48 handoff=0 max=2000 attempt=1\n");
+  EXPECT_EQ(Drain(), "2 <- StartDecode b prompt=48 handoff=0 max=2000 attempt=17\n");
 }
 
 TEST_F(RequestTest, DrainingWorkersGetNothingNew) {

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 #include <utility>
 #include <variant>
@@ -20,6 +21,7 @@ namespace deltamesh {
 inline mesh::ModelIdentity TestIdentity() {
   mesh::ModelIdentity id;
   id.set_digest("d1");
+  id.set_text_digest("t1");
   id.set_state_layout(1);
   id.set_block_tokens(64);
   id.set_tile_tokens(16);
@@ -115,7 +117,17 @@ class RouterCoreTest : public ::testing::Test {
   // Every action since the last call, one per line.
   std::string Drain() {
     std::string out;
-    for (const RouterAction& action : core->TakeActions()) out += DescribeAction(action) + "\n";
+    for (const RouterAction& action : core->TakeActions()) {
+      out += DescribeAction(action) + "\n";
+      if (const auto* sent = std::get_if<SendToWorker>(&action)) {
+        const auto& m = sent->message;
+        if (m.has_start_decode())
+          attempts[m.start_decode().request_id()] = m.start_decode().attempt();
+        if (m.has_start_prefill()) {
+          attempts[m.start_prefill().request_id()] = m.start_prefill().attempt();
+        }
+      }
+    }
     return out;
   }
 
@@ -168,14 +180,20 @@ class RouterCoreTest : public ::testing::Test {
     m.mutable_prefill_finished()->set_cached_tokens(cached);
     Send(link, m);
   }
+  // Under the attempt that the last Drain saw.
   void Tokens(LinkId link, const std::string& id, std::vector<int> tokens, uint64_t first,
               mesh::SequenceOutput::End end = mesh::SequenceOutput::RUNNING) {
+    TokensOf(attempts[id], link, id, std::move(tokens), first, end);
+  }
+  void TokensOf(uint32_t attempt, LinkId link, const std::string& id, std::vector<int> tokens,
+                uint64_t first, mesh::SequenceOutput::End end = mesh::SequenceOutput::RUNNING) {
     mesh::WorkerMessage m;
     mesh::SequenceOutput* o = m.mutable_outputs()->add_sequences();
     o->set_request_id(id);
     o->mutable_tokens()->Assign(tokens.begin(), tokens.end());
     o->set_first_index(first);
     o->set_end(end);
+    o->set_attempt(attempt);
     Send(link, m);
   }
   void Failed(LinkId link, const std::string& id, uint32_t attempt, const absl::Status& status) {
@@ -206,6 +224,7 @@ class RouterCoreTest : public ::testing::Test {
 
   absl::Time now = absl::FromUnixSeconds(1000);
   std::unique_ptr<RouterCore> core;
+  std::map<std::string, uint32_t> attempts;
 };
 
 }  // namespace deltamesh

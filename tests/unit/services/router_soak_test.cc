@@ -216,6 +216,7 @@ class World {
         o->set_request_id(id);
         o->add_tokens(ExpectedToken(id, h.next));
         o->set_first_index(static_cast<uint64_t>(h.next));
+        o->set_attempt(h.attempt);
         const bool last = ++h.next == h.max;
         if (last) o->set_end(mesh::SequenceOutput::MAX_TOKENS);
         w.outbox.push_back(m);
