@@ -60,6 +60,10 @@ absl::StatusOr<std::unique_ptr<const Front>> Front::Load(FrontOptions options, E
   std::unique_ptr<Front> front(new Front(std::move(options), entropy));
   ASSIGN_OR_RETURN(front->tokenizer_, Tokenizer::Load(front->options_.model));
   ASSIGN_OR_RETURN(front->chat_, ChatFormat::Load(front->options_.model, *front->tokenizer_));
+  for (TokenId id = 0; id < front->tokenizer_->vocab_size(); ++id) {
+    front->token_bytes_max_ = std::max(
+        front->token_bytes_max_, static_cast<int64_t>(front->tokenizer_->TokenBytes(id).size()));
+  }
   front->info_.set_name(front->options_.model_name);
   front->info_.set_family(std::string(front->chat_->family()));
   front->info_.set_vocab_size(static_cast<uint32_t>(front->tokenizer_->vocab_size()));
@@ -81,6 +85,29 @@ absl::Status Front::CheckTokens(const char* field, const std::vector<TokenId>& i
     }
   }
   return absl::OkStatus();
+}
+
+int64_t Front::TextBytesMax(int64_t context_tokens) const {
+  if (context_tokens <= 0 || context_tokens > options_.text_bytes_max / token_bytes_max_) {
+    return options_.text_bytes_max;
+  }
+  return context_tokens * token_bytes_max_;
+}
+
+absl::Status Front::CheckSize(const PromptInput& input, int64_t context_tokens) const {
+  const char* field = "prompt";
+  int64_t bytes = 0;
+  if (const auto* text = std::get_if<std::string>(&input)) {
+    bytes = static_cast<int64_t>(text->size());
+  } else if (const auto* chat = std::get_if<ChatRequest>(&input)) {
+    field = "messages";
+    for (const ChatMessage& m : chat->messages) bytes += static_cast<int64_t>(m.content.size());
+  }
+  const int64_t most = TextBytesMax(context_tokens);
+  if (bytes <= most) return absl::OkStatus();
+  return InvalidArgument(
+      "%s: %d bytes of text; a context of %d tokens holds at most %d; shorten it", field, bytes,
+      context_tokens, most);
 }
 
 absl::StatusOr<std::vector<TokenId>> Front::Tokenize(const std::string& model,

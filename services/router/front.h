@@ -59,6 +59,9 @@ class Front {
   // `entropy` draws seeds and request ids; it must outlive the front.
   static absl::StatusOr<std::unique_ptr<const Front>> Load(FrontOptions options, Entropy* entropy);
 
+  // INVALID_ARGUMENT when the input is so large that no split into tokens fits `context_tokens` (0: not
+  // known). Cheap, for inputs that are costly to tokenise.
+  absl::Status CheckSize(const PromptInput& input, int64_t context_tokens) const;
   absl::StatusOr<PreparedRequest> Prepare(GenerateSpec spec) const;
   absl::StatusOr<std::vector<TokenId>> Tokenize(const std::string& model,
                                                 const PromptInput& input) const;
@@ -76,11 +79,13 @@ class Front {
                                                const std::optional<int64_t>& logprobs) const;
   absl::Status CheckTokens(const char* field, const std::vector<TokenId>& ids) const;
   std::string MakeRequestId() const;
+  int64_t TextBytesMax(int64_t context_tokens) const;
 
   const FrontOptions options_;
   Entropy* const entropy_;
   v1::ModelInfo info_;
   std::unique_ptr<const Tokenizer> tokenizer_;
+  int64_t token_bytes_max_ = 1;  // the longest text of one token
   std::unique_ptr<const ChatFormat> chat_;
 };
 

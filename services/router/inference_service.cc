@@ -36,8 +36,22 @@ class GenerateCall final : public AnswerSink {
  public:
   class Reactor;
 
-  GenerateCall(RequestId id, const Front* front, RouterServer* router)
-      : id_(std::move(id)), front_(front), router_(router) {}
+  GenerateCall(const Front* front, RouterServer* router) : front_(front), router_(router) {}
+
+  // Checks and tokenises, then hands the request to the router. Once, on any thread.
+  static void Begin(const std::shared_ptr<GenerateCall>& call, GenerateSpec spec) {
+    absl::StatusOr<PreparedRequest> prepared = call->front_->Prepare(std::move(spec));
+    if (!prepared.ok()) return call->OnError(prepared.status());
+    {
+      absl::MutexLock lock(&call->mu_);
+      if (call->closed_) return;  // the client left meanwhile
+      call->id_ = prepared->request.request_id;
+      call->begun_ = true;
+    }
+    call->router_->Generate(*std::move(prepared), call);
+    // A client that left just now was told to the router before the router knew the request.
+    if (call->left()) call->router_->Cancel(call->id_, call.get());
+  }
 
   // Router side.
   void OnEvent(AnswerEvent event) override {
@@ -84,62 +98,96 @@ class GenerateCall final : public AnswerSink {
 
   // gRPC side.
   void Attach(Reactor* reactor) {
-    absl::MutexLock lock(&mu_);
-    reactor_ = reactor;
-    Pump();
+    Change([&] { reactor_ = reactor; });
   }
   void Detach() {
     absl::MutexLock lock(&mu_);
     reactor_ = nullptr;
   }
   void OnWritten(bool ok) {
-    absl::MutexLock lock(&mu_);
-    writing_ = false;
-    queue_.pop_front();
-    if (!ok && !closed_) CloseLocked(absl::CancelledError("the client left"));
-    if (!ok) queue_.clear();
-    Pump();
+    Change([&] {
+      writing_ = false;
+      queue_.pop_front();
+      if (ok) return;
+      CloseLocked(absl::CancelledError("the client left"));
+      queue_.clear();
+    });
   }
   void OnCancelled() {
-    router_->Cancel(id_, this);
-    absl::MutexLock lock(&mu_);
-    if (!closed_)
+    bool begun = false;
+    {
+      absl::MutexLock lock(&mu_);
+      left_ = true;
+      begun = begun_;
+    }
+    if (begun) router_->Cancel(id_, this);
+    Change([&] {
       CloseLocked(absl::CancelledError("the call was cancelled or its deadline passed"));
-    // What is queued reaches nobody; a write in progress ends by itself.
-    while (queue_.size() > (writing_ ? 1u : 0u)) queue_.pop_back();
-    Pump();
+      // What is queued reaches nobody; a write in progress ends by itself.
+      while (queue_.size() > (writing_ ? 1u : 0u)) queue_.pop_back();
+    });
   }
 
  private:
-  void Queue(v1::GenerateEvent event) {
-    absl::MutexLock lock(&mu_);
-    if (closed_) return;
-    if (queue_.size() >= InferenceService::kUnreadEventsMax) {
-      CloseLocked(ResourceExhausted("the client left %d events unread", queue_.size()));
-      router_->Cancel(id_, this);
-      return;
+  // What gRPC is to be asked for next.
+  struct Next {
+    Reactor* reactor = nullptr;  // null: nothing
+    const v1::GenerateEvent* write = nullptr;
+    absl::Status finish;  // when there is nothing to write
+  };
+
+  // Changes the state under the lock, then asks gRPC outside of it: gRPC may call back at once. Nothing
+  // of this object may be touched after, for the callback may have been the last.
+  template <typename F>
+  void Change(F change) {
+    Next next;
+    {
+      absl::MutexLock lock(&mu_);
+      change();
+      next = Decide();
     }
-    queue_.push_back(std::move(event));
-    Pump();
+    Ask(next);
+  }
+  // Only one thread is told to write or finish at a time, so the reactor outlives what it is asked for.
+  Next Decide() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  static void Ask(const Next& next);
+
+  void Queue(v1::GenerateEvent event) {
+    bool full = false;
+    Change([&] {
+      if (closed_) return;
+      full = queue_.size() >= InferenceService::kUnreadEventsMax;
+      if (full) {
+        CloseLocked(ResourceExhausted("the client left %d events unread", queue_.size()));
+      } else {
+        queue_.push_back(std::move(event));
+      }
+    });
+    if (full) router_->Cancel(id_, this);  // the router's thread calls this and holds the sink
   }
   void Close(const absl::Status& status) {
-    absl::MutexLock lock(&mu_);
-    if (!closed_) CloseLocked(status);
-    Pump();
+    Change([&] { CloseLocked(status); });
   }
-  void CloseLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  // The first reason stays.
+  void CloseLocked(const absl::Status& status) {
+    if (closed_) return;
     closed_ = true;
     status_ = status;
   }
-  void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool left() const {
+    absl::MutexLock lock(&mu_);
+    return left_;
+  }
 
-  const RequestId id_;
+  RequestId id_;  // set before the router knows the call, constant from then on
   const Front* const front_;
   RouterServer* const router_;
-  absl::Mutex mu_;
+  mutable absl::Mutex mu_;
   Reactor* reactor_ ABSL_GUARDED_BY(mu_) = nullptr;
   std::deque<v1::GenerateEvent> queue_ ABSL_GUARDED_BY(mu_);  // the front one is being written
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool begun_ ABSL_GUARDED_BY(mu_) = false;     // the router knows the call, or is about to
+  bool left_ ABSL_GUARDED_BY(mu_) = false;      // the client did
   bool closed_ ABSL_GUARDED_BY(mu_) = false;    // nothing more is queued
   bool finished_ ABSL_GUARDED_BY(mu_) = false;  // Finish was called
   absl::Status status_ ABSL_GUARDED_BY(mu_);
@@ -159,14 +207,23 @@ class GenerateCall::Reactor final : public grpc::ServerWriteReactor<v1::Generate
   const std::shared_ptr<GenerateCall> call_;
 };
 
-void GenerateCall::Pump() {
-  if (reactor_ == nullptr || writing_ || finished_) return;
+GenerateCall::Next GenerateCall::Decide() {
+  if (reactor_ == nullptr || writing_ || finished_) return {};
   if (!queue_.empty()) {
     writing_ = true;
-    reactor_->StartWrite(&queue_.front());
-  } else if (closed_) {
-    finished_ = true;
-    reactor_->Finish(ToGrpc(status_));
+    return {.reactor = reactor_, .write = &queue_.front(), .finish = {}};
+  }
+  if (!closed_) return {};
+  finished_ = true;
+  return {.reactor = reactor_, .write = nullptr, .finish = status_};
+}
+
+void GenerateCall::Ask(const Next& next) {
+  if (next.reactor == nullptr) return;
+  if (next.write != nullptr) {
+    next.reactor->StartWrite(next.write);
+  } else {
+    next.reactor->Finish(ToGrpc(next.finish));
   }
 }
 
@@ -212,11 +269,20 @@ grpc::ServerWriteReactor<v1::GenerateEvent>* InferenceService::Generate(
   absl::StatusOr<GenerateSpec> spec = SpecOf(*request);
   if (!spec.ok()) return new FailedCall(spec.status());
   spec->deadline = DeadlineOf(*context);
-  absl::StatusOr<PreparedRequest> prepared = front_->Prepare(*std::move(spec));
-  if (!prepared.ok()) return new FailedCall(prepared.status());
-  auto call = std::make_shared<GenerateCall>(prepared->request.request_id, front_, router_);
+  const absl::Status size = front_->CheckSize(spec->input, router_->snapshot().context_tokens);
+  if (!size.ok()) return new FailedCall(size);
+  auto call = std::make_shared<GenerateCall>(front_, router_);
   auto* reactor = new GenerateCall::Reactor(call);
-  router_->Generate(*std::move(prepared), call);
+  if (pool_->Takes(request->ByteSizeLong())) {
+    absl::Status status = router_->Admits();
+    if (status.ok()) {
+      auto held = std::make_shared<GenerateSpec>(*std::move(spec));
+      status = pool_->Post([call, held] { GenerateCall::Begin(call, std::move(*held)); });
+    }
+    if (!status.ok()) call->OnError(status);
+  } else {
+    GenerateCall::Begin(call, *std::move(spec));
+  }
   call->Attach(reactor);
   return reactor;
 }
@@ -233,13 +299,26 @@ absl::StatusOr<std::vector<TokenId>> InferenceService::TokensOf(
   return front_->Tokenize(request.model(), input);
 }
 
+void InferenceService::Encode(const v1::TokenizeRequest* request, grpc::ServerUnaryReactor* reactor,
+                              std::function<void(const std::vector<TokenId>&)> fill) const {
+  // The request and the response stay until Finish.
+  auto job = [this, request, reactor, fill = std::move(fill)] {
+    const absl::StatusOr<std::vector<TokenId>> ids = TokensOf(*request);
+    if (ids.ok()) fill(*ids);
+    reactor->Finish(ToGrpc(ids.status()));
+  };
+  if (!pool_->Takes(request->ByteSizeLong())) return job();
+  const absl::Status status = pool_->Post(job);
+  if (!status.ok()) reactor->Finish(ToGrpc(status));
+}
+
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
                                                      const v1::TokenizeRequest* request,
                                                      v1::TokenizeResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::StatusOr<std::vector<TokenId>> ids = TokensOf(*request);
-  if (ids.ok()) response->mutable_ids()->Assign(ids->begin(), ids->end());
-  reactor->Finish(ToGrpc(ids.status()));
+  Encode(request, reactor, [response](const std::vector<TokenId>& ids) {
+    response->mutable_ids()->Assign(ids.begin(), ids.end());
+  });
   return reactor;
 }
 
@@ -247,9 +326,9 @@ grpc::ServerUnaryReactor* InferenceService::CountTokens(grpc::CallbackServerCont
                                                         const v1::TokenizeRequest* request,
                                                         v1::CountTokensResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::StatusOr<std::vector<TokenId>> ids = TokensOf(*request);
-  if (ids.ok()) response->set_count(static_cast<uint32_t>(ids->size()));
-  reactor->Finish(ToGrpc(ids.status()));
+  Encode(request, reactor, [response](const std::vector<TokenId>& ids) {
+    response->set_count(static_cast<uint32_t>(ids.size()));
+  });
   return reactor;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "deltamesh/v1/inference.grpc.pb.h"
+#include "services/router/encode_pool.h"
 #include "services/router/front.h"
 #include "services/router/router_server.h"
 
@@ -14,8 +15,9 @@ class InferenceService final : public v1::Inference::CallbackService {
   // Events a slow client may leave unread before its call is ended.
   static constexpr size_t kUnreadEventsMax = 8192;
 
-  // Both must outlive the gRPC server that serves this.
-  InferenceService(const Front* front, RouterServer* router) : front_(front), router_(router) {}
+  // All must outlive the gRPC server that serves this.
+  InferenceService(const Front* front, RouterServer* router, EncodePool* pool)
+      : front_(front), router_(router), pool_(pool) {}
 
   grpc::ServerWriteReactor<v1::GenerateEvent>* Generate(
       grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override;
@@ -31,9 +33,13 @@ class InferenceService final : public v1::Inference::CallbackService {
 
  private:
   absl::StatusOr<std::vector<TokenId>> TokensOf(const v1::TokenizeRequest& request) const;
+  // Tokenises here or on the pool, hands the result to `fill`, then ends the call.
+  void Encode(const v1::TokenizeRequest* request, grpc::ServerUnaryReactor* reactor,
+              std::function<void(const std::vector<TokenId>&)> fill) const;
 
   const Front* const front_;
   RouterServer* const router_;
+  EncodePool* const pool_;
 };
 
 // The model as clients see it now.

@@ -107,7 +107,7 @@ void OpenAiHttp::Handle(HttpRequest request, std::shared_ptr<HttpResponder> resp
   const bool chat = request.path == "/v1/chat/completions";
   if (chat || request.path == "/v1/completions") {
     if (request.method != "POST") return responder->Send(MethodError(request.path, "POST"));
-    return Complete(request, chat, std::move(responder));
+    return Accept(std::move(request), chat, std::move(responder));
   }
   const bool one = request.path.starts_with(std::string(kModels) + "/");
   if (one || request.path == kModels) {
@@ -130,12 +130,27 @@ void OpenAiHttp::Models(const std::string& name, HttpResponder* responder) const
   responder->Send(std::move(response));
 }
 
+void OpenAiHttp::Accept(HttpRequest request, bool chat, std::shared_ptr<HttpResponder> responder) {
+  if (!pool_->Takes(request.body.size())) return Complete(request, chat, std::move(responder));
+  absl::Status status = router_->Admits();
+  if (status.ok()) {
+    auto held = std::make_shared<HttpRequest>(std::move(request));
+    status = pool_->Post([this, held, chat, responder] { Complete(*held, chat, responder); });
+  }
+  if (!status.ok()) responder->Send(ErrorReply(status));
+}
+
 void OpenAiHttp::Complete(const HttpRequest& request, bool chat,
                           std::shared_ptr<HttpResponder> responder) {
   const absl::StatusOr<Json> body = ParseJson(request.body, "body");
   if (!body.ok()) return responder->Send(ErrorReply(body.status()));
   absl::StatusOr<OpenAiRequest> parsed = chat ? ParseChatCompletion(*body) : ParseCompletion(*body);
   if (!parsed.ok()) return responder->Send(ErrorReply(parsed.status()));
+  if (const absl::Status size =
+          front_->CheckSize(parsed->spec.input, router_->snapshot().context_tokens);
+      !size.ok()) {
+    return responder->Send(ErrorReply(size));
+  }
   const bool logprobs = parsed->spec.logprobs.has_value();
   absl::StatusOr<PreparedRequest> prepared = front_->Prepare(std::move(parsed->spec));
   if (!prepared.ok()) return responder->Send(ErrorReply(prepared.status()));

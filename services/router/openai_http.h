@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "services/common/http_server.h"
+#include "services/router/encode_pool.h"
 #include "services/router/front.h"
 #include "services/router/openai_request.h"
 #include "services/router/router_server.h"
@@ -14,16 +15,20 @@ namespace deltamesh {
 
 class OpenAiHttp final : public HttpHandler {
  public:
-  // Both must outlive the HTTP server that calls this.
-  OpenAiHttp(const Front* front, RouterServer* router) : front_(front), router_(router) {}
+  // All must outlive the HTTP server that calls this.
+  OpenAiHttp(const Front* front, RouterServer* router, EncodePool* pool)
+      : front_(front), router_(router), pool_(pool) {}
   void Handle(HttpRequest request, std::shared_ptr<HttpResponder> responder) override;
 
  private:
+  // Large bodies go through the pool; the answer comes later then.
+  void Accept(HttpRequest request, bool chat, std::shared_ptr<HttpResponder> responder);
   void Complete(const HttpRequest& request, bool chat, std::shared_ptr<HttpResponder> responder);
   void Models(const std::string& name, HttpResponder* responder) const;
 
   const Front* const front_;
   RouterServer* const router_;
+  EncodePool* const pool_;
 };
 
 }  // namespace deltamesh

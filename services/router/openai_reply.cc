@@ -72,7 +72,6 @@ int HttpStatusOf(absl::StatusCode code) {
       return 200;
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kOutOfRange:
-    case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kUnimplemented:
       return 400;
     case absl::StatusCode::kNotFound:
@@ -82,6 +81,7 @@ int HttpStatusOf(absl::StatusCode code) {
     case absl::StatusCode::kResourceExhausted:
       return 429;
     case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kFailedPrecondition:  // parts of the mesh that do not fit each other
       return 503;
     case absl::StatusCode::kDeadlineExceeded:
       return 504;

@@ -55,13 +55,13 @@ void RouterCore::Impl::Fail(RouterRequest& r, const absl::Status& status) {
   Erase(r);
 }
 
-bool RouterCore::Impl::Cancel(const RequestId& id, absl::Time now) {
+bool RouterCore::Impl::Cancel(const RequestId& id, bool complete, absl::Time now) {
   RouterRequest* r = Find(id);
   if (r == nullptr) return false;
   SendCancel(r->decode, id);
   SendCancel(r->prefill, id);
-  ++counters.cancelled;
-  LogInfo("request.cancelled", {{"request", id}, {"tokens", r->delivered}});
+  ++(complete ? counters.finished : counters.cancelled);
+  if (!complete) LogInfo("request.cancelled", {{"request", id}, {"tokens", r->delivered}});
   Erase(*r);
   PlaceWaiting(now);
   return true;
@@ -146,7 +146,11 @@ absl::Status RouterCore::Submit(ClientRequest request, absl::Time now) {
 }
 
 bool RouterCore::CancelClient(const RequestId& id, absl::Time now) {
-  return impl_->Cancel(id, now);
+  return impl_->Cancel(id, /*complete=*/false, now);
+}
+
+bool RouterCore::CompleteClient(const RequestId& id, absl::Time now) {
+  return impl_->Cancel(id, /*complete=*/true, now);
 }
 
 void RouterCore::OnLinkOpened(LinkId link, absl::Time now) {

@@ -3,7 +3,7 @@
 // text.
 //
 // Every accepted request ends exactly once: with ClientFinished, with ClientFailed, or by
-// CancelClient.
+// CancelClient or CompleteClient.
 //
 // One request:
 //   Submit -> [waiting] -> StartDecode -> LandingGranted -> StartPrefill -> HandoffResult ->
@@ -38,12 +38,10 @@
 #include "absl/time/time.h"
 #include "deltamesh/mesh/mesh.pb.h"
 #include "runtime/base/ids.h"
+#include "services/common/link.h"
 #include "services/router/router_options.h"
 
 namespace deltamesh {
-
-// One connection of a worker; given by the transport, never reused.
-using LinkId = uint64_t;
 
 struct ClientRequest {
   RequestId request_id;
@@ -118,6 +116,9 @@ class RouterCore {
   absl::Status Submit(ClientRequest request, absl::Time now);
   // The client left. False when the request is not live. No client action follows.
   bool CancelClient(const RequestId& id, absl::Time now);
+  // The client has all it wants (a stop string matched): as CancelClient, but the request counts as
+  // finished.
+  bool CompleteClient(const RequestId& id, absl::Time now);
 
   void OnLinkOpened(LinkId link, absl::Time now);
   void OnWorkerMessage(LinkId link, const mesh::WorkerMessage& message, absl::Time now);

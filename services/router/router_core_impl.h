@@ -53,7 +53,8 @@ class RouterCore::Impl {
   explicit Impl(RouterOptions o) : options(std::move(o)), members(&options, &counters, &actions) {}
 
   absl::Status Submit(ClientRequest spec, absl::Time now);
-  bool Cancel(const RequestId& id, absl::Time now);
+  // Frees a request without a word to the client.
+  bool Cancel(const RequestId& id, bool complete, absl::Time now);
   void OnMessage(LinkId link, const mesh::WorkerMessage& message, absl::Time now);
   void LoseWorker(const LostWorker& lost, const absl::Status& why, absl::Time now);
   void Tick(absl::Time now);

@@ -41,6 +41,10 @@ LinkServerEvents LinkEventsOf(RouterServer* router) {
 class RouterProcess {
  public:
   explicit RouterProcess(RouterFlags flags) : flags_(std::move(flags)) {}
+  // Also after a start that failed half way: the router's thread uses what is destroyed before it.
+  ~RouterProcess() {
+    if (router_ != nullptr) router_->Stop();
+  }
 
   absl::Status Start() {
     ASSIGN_OR_RETURN(front_, Front::Load(flags_.front, &entropy_));
@@ -53,9 +57,10 @@ class RouterProcess {
     metrics_ = std::make_unique<Metrics>(MetricLabels{{"role", "router"}});
     router_ = std::make_unique<RouterServer>(RouterServerOptions{.core = flags_.core}, &clock_,
                                              metrics_.get());
+    pool_ = std::make_unique<EncodePool>(flags_.encode);
     links_ = std::make_unique<LinkServer>(LinkOptions{}, LinkEventsOf(router_.get()));
-    inference_ = std::make_unique<InferenceService>(front_.get(), router_.get());
-    openai_ = std::make_unique<OpenAiHttp>(front_.get(), router_.get());
+    inference_ = std::make_unique<InferenceService>(front_.get(), router_.get(), pool_.get());
+    openai_ = std::make_unique<OpenAiHttp>(front_.get(), router_.get(), pool_.get());
     ops_ = std::make_unique<HttpOps>(
         metrics_.get(), [this] { return Ready(); }, [] {}, openai_.get());
     router_->Start(
@@ -97,6 +102,7 @@ class RouterProcess {
   // New calls find nobody serving; running answers get their time.
   void Drain(const SignalWaiter& signals) {
     draining_ = true;
+    router_->Drain();
     grpc_->SetServing(false);
     const absl::Time until = clock_.Now() + absl::Seconds(flags_.drain_seconds);
     while (router_->snapshot().gauges.live > 0 && clock_.Now() < until) {
@@ -134,6 +140,18 @@ class RouterProcess {
         {"http", HttpAddress()},
         {"drain_seconds", absl::StrFormat("%g", flags_.drain_seconds)},
         {"text_bytes_max", std::to_string(flags_.front.text_bytes_max)},
+        {"logit_bias_max", std::to_string(flags_.front.logit_bias_max)},
+        {"stop_token_ids_max", std::to_string(flags_.front.stop_token_ids_max)},
+        {"stop_strings_max", std::to_string(kMaxStopStrings)},
+        {"stop_string_bytes_max", std::to_string(kMaxStopStringBytes)},
+        {"logprobs_max", std::to_string(flags_.front.logprobs_max)},
+        {"encode_threads", std::to_string(flags_.encode.threads)},
+        {"encode_queue_max", std::to_string(flags_.encode.queue_max)},
+        {"encode_inline_bytes_max", std::to_string(flags_.encode.inline_bytes_max)},
+        {"mailbox_max", std::to_string(RouterServerOptions{}.mailbox_max)},
+        {"link_queue_max", std::to_string(LinkOptions{}.queue_max)},
+        {"link_message_bytes_max", std::to_string(LinkOptions{}.message_bytes_max)},
+        {"grpc_unread_events_max", std::to_string(InferenceService::kUnreadEventsMax)},
         {"http_threads", std::to_string(flags_.http_options.threads)},
         {"http_connections_max", std::to_string(flags_.http_options.connections_max)},
         {"http_body_bytes_max", std::to_string(flags_.http_options.body_bytes_max)},
@@ -150,6 +168,7 @@ class RouterProcess {
   std::unique_ptr<const Front> front_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<RouterServer> router_;
+  std::unique_ptr<EncodePool> pool_;
   std::unique_ptr<LinkServer> links_;
   std::unique_ptr<InferenceService> inference_;
   std::unique_ptr<OpenAiHttp> openai_;
@@ -205,6 +224,8 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
   bound("--http-threads", f->http_options.threads, "threads of the HTTP port");
   bound("--http-connections", f->http_options.connections_max, "open HTTP connections");
   bound("--http-body-bytes", f->http_options.body_bytes_max, "largest HTTP body");
+  bound("--encode-threads", f->encode.threads, "threads that tokenise large inputs");
+  bound("--encode-queue", f->encode.queue_max, "large inputs that wait for these threads");
   option("--drain-seconds", f->drain_seconds, "longest wait for running answers at the end")
       ->check(CLI::NonNegativeNumber);
   app->add_option("--ports-file", f->ports_file, "write the chosen ports here");

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "services/common/http_server.h"
+#include "services/router/encode_pool.h"
 #include "services/router/front.h"
 #include "services/router/router_options.h"
 
@@ -17,8 +18,8 @@ namespace deltamesh {
 struct RouterFlags {
   FrontOptions front;
   RouterOptions core;
-  // Prompts are tokenised on these threads.
-  HttpOptions http_options = {.threads = 4};
+  HttpOptions http_options;
+  EncodePoolOptions encode;
   std::string model;
   std::string listen = "127.0.0.1:8081";  // gRPC: clients and workers
   std::string http = "127.0.0.1:8080";    // OpenAI endpoints, /healthz, /readyz, /metrics

@@ -6,6 +6,13 @@
 #include "runtime/base/status.h"
 
 namespace deltamesh {
+namespace {
+
+absl::Status Draining() {
+  return Unavailable("the router is draining; send the request to another, or again");
+}
+
+}  // namespace
 
 RouterServer::RouterServer(RouterServerOptions options, const Clock* clock, Metrics* metrics)
     : options_(std::move(options)),
@@ -32,7 +39,22 @@ void RouterServer::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
+void RouterServer::Drain() {
+  absl::MutexLock lock(&mu_);
+  draining_ = true;
+}
+
+absl::Status RouterServer::Admits() const {
+  absl::MutexLock lock(&mu_);
+  if (draining_) return Draining();
+  RETURN_IF_ERROR(snapshot_.ready);
+  if (snapshot_.gauges.live < options_.core.live_requests_max) return absl::OkStatus();
+  return ResourceExhausted("%d requests are in the mesh, the router's bound; retry later",
+                           snapshot_.gauges.live);
+}
+
 void RouterServer::Generate(PreparedRequest request, std::shared_ptr<AnswerSink> sink) {
+  if (draining()) return sink->OnError(Draining());
   std::shared_ptr<AnswerSink> refused = sink;
   if (mailbox_.Push(NewRequest{std::move(request), std::move(sink)})) return;
   refused->OnError(mailbox_.closed()
@@ -166,7 +188,7 @@ void RouterServer::Deliver(ClientTokens tokens, absl::Time now) {
   metrics_.Generated(count);
   if (!event.empty()) live.sink->OnEvent(std::move(event));
   if (!live.answer->stopped()) return;
-  core_.CancelClient(tokens.request_id, now);
+  core_.CompleteClient(tokens.request_id, now);
   for (RouterAction& action : core_.TakeActions()) Perform(std::move(action), now);
   Complete(tokens.request_id, mesh::SequenceOutput::STOP_TOKEN,
            {.prompt_tokens = live.prompt_tokens,

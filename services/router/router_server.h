@@ -48,6 +48,12 @@ class RouterServer {
   // Ends every request with UNAVAILABLE and the thread. Idempotent; later calls are refused.
   void Stop();
 
+  // New requests are refused from now on; running ones go on.
+  void Drain();
+  // Whether a request that came now would be taken, as far as is known without looking at it: asked
+  // before costly work on one.
+  absl::Status Admits() const;
+
   // The sink hears of the end, also when the request is refused.
   void Generate(PreparedRequest request, std::shared_ptr<AnswerSink> sink);
   // The client of this sink left: it hears nothing more, the request is freed everywhere.
@@ -100,6 +106,10 @@ class RouterServer {
     int64_t cached_tokens = 0;
   };
 
+  bool draining() const {
+    absl::MutexLock lock(&mu_);
+    return draining_;
+  }
   void Loop();
   void Handle(Event event, absl::Time now);
   void Accept(NewRequest event, absl::Time now);
@@ -123,6 +133,7 @@ class RouterServer {
 
   mutable absl::Mutex mu_;
   Snapshot snapshot_ ABSL_GUARDED_BY(mu_);
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };
 

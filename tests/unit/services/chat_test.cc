@@ -21,7 +21,7 @@ class ChatTest : public ::testing::Test {
   void Start() {
     if (script) mesh.script = script;
     mesh.Join();
-    service = std::make_unique<InferenceService>(mesh.front.get(), mesh.router.get());
+    service = std::make_unique<InferenceService>(mesh.front.get(), mesh.router.get(), &mesh.pool);
     auto started = GrpcServer::Start({}, {service.get()});
     ASSERT_TRUE(started.ok());
     server = *std::move(started);

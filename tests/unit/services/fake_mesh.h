@@ -17,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "services/router/encode_pool.h"
 #include "services/router/front.h"
 #include "services/router/router_server.h"
 #include "tests/unit/services/router_harness.h"
@@ -109,6 +110,7 @@ class FakeMesh {
   Metrics metrics{MetricLabels{{"role", "router"}}};
   std::unique_ptr<const Front> front;
   std::unique_ptr<RouterServer> router;
+  EncodePool pool{{.threads = 1, .queue_max = 2, .inline_bytes_max = 4096}};
   std::function<Script(const mesh::StartDecode&)> script;  // set before Join
   std::atomic<bool> silent = false;
 

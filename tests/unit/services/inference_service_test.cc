@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include "absl/synchronization/notification.h"
 #include "services/common/grpc_server.h"
 #include "tests/unit/services/fake_mesh.h"
 
@@ -24,7 +25,7 @@ class InferenceServiceTest : public ::testing::Test {
   void Start(bool join = true) {
     if (script) mesh.script = script;
     if (join) mesh.Join();
-    service = std::make_unique<InferenceService>(mesh.front.get(), mesh.router.get());
+    service = std::make_unique<InferenceService>(mesh.front.get(), mesh.router.get(), &mesh.pool);
     auto started = GrpcServer::Start({}, {service.get()});
     ASSERT_TRUE(started.ok()) << started.status();
     server = *std::move(started);
@@ -205,6 +206,44 @@ TEST_F(InferenceServiceTest, ManyCallsAtOnce) {
   }
   for (auto& c : clients) c.join();
   EXPECT_EQ(good, 40);
+}
+
+// A call that ends while its input waits to be tokenised never becomes a request.
+TEST_F(InferenceServiceTest, LeavingBeforeTheInputIsTokenised) {
+  Start();
+  v1::GenerateRequest large = Hello();
+  for (int token = 0; token < 500; ++token) {
+    (*large.mutable_sampling()->mutable_logit_bias())[token] = 0;
+  }
+  large.set_request_id("r");
+  ASSERT_GT(large.ByteSizeLong(), 4096u);
+  EXPECT_EQ(Run(large).text, "Hello world");  // through the pool
+  absl::Notification release;
+  ASSERT_TRUE(mesh.pool.Post([&] { release.WaitForNotification(); }).ok());
+  EXPECT_EQ(Run(large, absl::Milliseconds(200)).status.error_code(),
+            grpc::StatusCode::DEADLINE_EXCEEDED);
+  release.Notify();
+  EXPECT_EQ(Run(large).text, "Hello world");  // the same id is free
+  EXPECT_EQ(mesh.started().size(), 2u);
+}
+
+TEST_F(InferenceServiceTest, DrainingRouterFinishesWhatRunsAndTakesNothingNew) {
+  script = [this](const mesh::StartDecode&) {
+    Script s = mesh.Say("Hello world");
+    s.gap = absl::Milliseconds(50);
+    return s;
+  };
+  Start();
+  Answer running;
+  std::thread client([&] { running = Run(Hello()); });
+  ASSERT_TRUE(FakeMesh::Await([&] { return mesh.started().size() == 1; }));
+  mesh.router->Drain();
+  const Answer refused = Run(Hello());
+  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(refused.status.error_message(), HasSubstr("draining"));
+  client.join();
+  EXPECT_TRUE(running.status.ok());
+  EXPECT_EQ(running.text, "Hello world");
 }
 
 TEST_F(InferenceServiceTest, StoppingTheRouterEndsCalls) {

@@ -1,6 +1,7 @@
 // The OpenAI endpoints over real HTTP, in front of a scripted decode worker.
 #include "services/router/openai_http.h"
 
+#include "absl/synchronization/notification.h"
 #include "services/common/http_ops.h"
 #include "tests/unit/services/fake_mesh.h"
 #include "tests/unit/services/raw_http.h"
@@ -13,10 +14,10 @@ using ::testing::HasSubstr;
 class OpenAiHttpTest : public ::testing::Test {
  protected:
   void Start(const std::string& model = "kimi_linear_tiny", bool join = true) {
-    mesh = std::make_unique<FakeMesh>(model);
+    mesh = std::make_unique<FakeMesh>(model, options);
     if (script) mesh->script = script;
     if (join) mesh->Join();
-    api = std::make_unique<OpenAiHttp>(mesh->front.get(), mesh->router.get());
+    api = std::make_unique<OpenAiHttp>(mesh->front.get(), mesh->router.get(), &mesh->pool);
     ops = std::make_unique<HttpOps>(
         &mesh->metrics, [this] { return mesh->router->snapshot().ready; }, [] {}, api.get());
     auto started = HttpServer::Start({}, ops.get());
@@ -53,6 +54,7 @@ class OpenAiHttpTest : public ::testing::Test {
     return out;
   }
 
+  RouterOptions options;
   std::function<Script(const mesh::StartDecode&)> script;
   std::unique_ptr<FakeMesh> mesh;
   std::unique_ptr<OpenAiHttp> api;
@@ -291,6 +293,7 @@ TEST_F(OpenAiHttpTest, NoWorkerIsFiveHundredThreeAndFullIsFourTwentyNine) {
     s.refuse = absl::ResourceExhaustedError("no slab");
     return s;
   };
+  options.waiting_max = absl::Milliseconds(200);
   Start("kimi_linear_tiny", false);
   auto r = Chat();
   EXPECT_EQ(r.status, 503);
@@ -300,6 +303,64 @@ TEST_F(OpenAiHttpTest, NoWorkerIsFiveHundredThreeAndFullIsFourTwentyNine) {
   r = Chat(R"("stream": true)");  // fails before the first token: a status of its own
   EXPECT_EQ(r.status, 429) << r.body;
   EXPECT_THAT(r.head, HasSubstr("Retry-After: 1"));
+}
+
+TEST_F(OpenAiHttpTest, PartsThatDoNotFitAreNotTheClientsFault) {
+  script = [](const mesh::StartDecode&) {
+    Script s;
+    s.refuse = absl::FailedPreconditionError("WRONG_MODEL");
+    return s;
+  };
+  Start();
+  EXPECT_EQ(Chat().status, 503);
+}
+
+// While every thread of the pool is busy the port answers all that is small.
+TEST_F(OpenAiHttpTest, LargeInputsDoNotHoldUpTheRest) {
+  Start();
+  absl::Notification busy, release;
+  ASSERT_TRUE(mesh->pool
+                  .Post([&] {
+                    busy.Notify();
+                    release.WaitForNotification();
+                  })
+                  .ok());
+  busy.WaitForNotification();
+  const std::string large = R"({"prompt": "Hi", "pad": ")" + std::string(1 << 20, 'x') + "\"}";
+  RawHttp first(server->port()), second(server->port());
+  first.Send(RawHttp::Post("/v1/completions", large));
+  second.Send(RawHttp::Post("/v1/completions", large));
+  // Both queue places are taken when a third finds none.
+  RawHttp::Response third;
+  ASSERT_TRUE(FakeMesh::Await([&] { return mesh->pool.queued() == 2; }));
+  third = Post("/v1/completions", large);
+  EXPECT_EQ(third.status, 429) << third.body;
+  EXPECT_THAT(third.body, HasSubstr("large inputs wait"));
+  const absl::Time begin = absl::Now();
+  for (const char* path : {"/healthz", "/readyz", "/metrics", "/v1/models"}) {
+    RawHttp ops_client(server->port());
+    ops_client.Send(RawHttp::Get(path));
+    EXPECT_EQ(ops_client.ReadResponse().status, 200) << path;
+  }
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(1));
+  EXPECT_EQ(Chat().status, 200);
+  release.Notify();
+  EXPECT_EQ(first.ReadResponse().status, 200);
+  EXPECT_EQ(second.ReadResponse().status, 200);
+}
+
+TEST_F(OpenAiHttpTest, InputsThatCannotBeServedAreRefusedBeforeTokenising) {
+  Start("kimi_linear_tiny", false);
+  absl::Notification release;
+  ASSERT_TRUE(mesh->pool.Post([&] { release.WaitForNotification(); }).ok());
+  const std::string large = R"({"prompt": ")" + std::string(1 << 20, 'x') + "\"}";
+  EXPECT_EQ(Post("/v1/completions", large).status, 503);  // at once: no worker
+  release.Notify();
+  mesh->Join();
+  const auto r = Post("/v1/completions", large);
+  EXPECT_EQ(r.status, 400);
+  EXPECT_EQ(Json::parse(r.body)["error"]["param"], "prompt");
+  EXPECT_THAT(r.body, HasSubstr("1048576 bytes of text; a context of 2048 tokens holds at most"));
 }
 
 TEST_F(OpenAiHttpTest, ErrorInTheMiddleOfAStreamIsItsLastEvent) {

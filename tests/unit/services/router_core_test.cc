@@ -462,6 +462,18 @@ TEST_F(RequestTest, TokensOfAnotherWorkersRequestAreStale) {
   EXPECT_EQ(core->counters().stale_messages, 2u);
 }
 
+TEST_F(RequestTest, CompletedByItsClientCountsAsFinished) {
+  ASSERT_TRUE(Submit("a", 10).ok());
+  Drain();
+  Tokens(kDecode, "a", {1, 2}, 0);
+  Drain();
+  EXPECT_TRUE(core->CompleteClient("a", now));
+  EXPECT_EQ(Drain(), "2 <- Cancel a\n");
+  EXPECT_EQ(core->counters().finished, 1u);
+  EXPECT_EQ(core->counters().cancelled, 0u);
+  EXPECT_FALSE(core->CompleteClient("a", now));
+}
+
 TEST_F(RequestTest, CancelIsSilentAndIdempotent) {
   ASSERT_TRUE(Submit("a", 100).ok());
   Grant(kDecode, "a", 64, 1);
