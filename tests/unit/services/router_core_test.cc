@@ -427,6 +427,7 @@ TEST_F(RequestTest, OutputThatCannotBeTrueEndsTheRequest) {
     mesh::WorkerMessage m;
     mesh::SequenceOutput* o = m.mutable_outputs()->add_sequences();
     o->set_request_id("a");
+    o->set_attempt(attempts["a"]);
     o->add_tokens(5);
     c.change(o);
     Send(kDecode, m);
@@ -446,6 +447,7 @@ TEST_F(RequestTest, OutputThatCannotBeTrueEndsTheRequest) {
 
 TEST_F(RequestTest, AnswersDoNotEndBeforeWhatWasSent) {
   ASSERT_TRUE(Submit("a", 10).ok());
+  Drain();
   Tokens(kDecode, "a", {1, 2, 3}, 0);
   Drain();
   Tokens(kDecode, "a", {1}, 0, mesh::SequenceOutput::STOP_TOKEN);
