@@ -19,19 +19,20 @@ constexpr size_t kFailedIdsKept = 256;
 constexpr int64_t kManifestFixedBytes = 4096;
 
 struct Transfer {
-  Transfer(RequestId id, uint32_t attempt_number, HandoffBuffers granted, IncomingState state)
+  Transfer(RequestId id, uint32_t grant_serial, HandoffBuffers granted, IncomingState state)
       : request_id(std::move(id)),
-        attempt(attempt_number),
+        serial(grant_serial),
         buffers(std::move(granted)),
         incoming(std::move(state)) {}
 
   const RequestId request_id;
-  const uint32_t attempt;
+  const uint32_t serial;
   HandoffBuffers buffers;
   IncomingState incoming;  // into the memory of `buffers`
   mesh::TransferKey key;
-  absl::Time deadline;
-  PeerId peer = 0;  // bound by the first manifest
+  absl::Time limit;     // the request's deadline
+  absl::Time deadline;  // never after `limit`; moves with what arrives until the seal does
+  PeerId peer = 0;      // bound by the first manifest
   absl::Time first_segment = absl::InfiniteFuture(), last_segment = absl::InfinitePast();
 
   int in_flight = 0;  // payloads that may still write
@@ -105,6 +106,7 @@ class HandoffReceiver::Impl : public std::enable_shared_from_this<Impl> {
   absl::StatusOr<Landing> OnManifest(const Arrival& arrival);
   absl::StatusOr<Landing> OnSegment(const Arrival& arrival);
   absl::StatusOr<Landing> OnSeal(const Arrival& arrival);
+  absl::StatusOr<Landing> OnAlive(const Arrival& arrival);
   absl::StatusOr<Landing> Collect(const Arrival& arrival, const TransferPtr& t,
                                   mesh::Verdict::Stage stage);
   void OnCollected(const TransferPtr& t, mesh::Verdict::Stage stage, std::string_view bytes,
@@ -116,6 +118,7 @@ class HandoffReceiver::Impl : public std::enable_shared_from_this<Impl> {
                    Outcome& out);
   void TakeManifest(const TransferPtr& t, const mesh::Manifest& manifest, Outcome& out);
   void TakeSeal(const TransferPtr& t, const mesh::Seal& seal, Outcome& out);
+  void Heard(const TransferPtr& t) const;
   void FinishIfWhole(const TransferPtr& t, Outcome& out);
   void Malformed(const Arrival& arrival, mesh::Verdict::Stage stage, Outcome& out);
   void Refuse(const TransferPtr& t, mesh::Verdict::Stage stage, Refusal refusal, Outcome& out);
@@ -126,6 +129,7 @@ class HandoffReceiver::Impl : public std::enable_shared_from_this<Impl> {
 
   // Without the mutex.
   void Flush(Outcome out);
+  std::string WhyLate(const Transfer& t, absl::Time now) const;
 
   Transport* const transport_;
   const Clock* const clock_;
@@ -148,7 +152,7 @@ TransferPtr HandoffReceiver::Impl::Open(HandoffGrant grant) const {
   for (const SlotRef& block : state.blocks()) blocks.push_back(block.data());
   IncomingState incoming(options_.layout, grant.position, grant.buffers.have_blocks(),
                          state.slab().data(), std::move(blocks));
-  return std::make_shared<Transfer>(std::move(grant.request_id), grant.attempt,
+  return std::make_shared<Transfer>(std::move(grant.request_id), grant.serial,
                                     std::move(grant.buffers), std::move(incoming));
 }
 
@@ -168,9 +172,10 @@ absl::StatusOr<mesh::Landing> HandoffReceiver::Impl::Grant(HandoffGrant grant) {
         "buffers: their layout is not this receiver's; reserve from the worker's pools");
   }
   Revoke(grant.request_id);
-  const absl::Time deadline = std::min(grant.deadline, clock_->Now() + options_.timeout);
+  const absl::Time limit = grant.deadline;
   auto t = Open(std::move(grant));
-  t->deadline = deadline;
+  t->limit = limit;
+  t->deadline = std::min(limit, clock_->Now() + options_.unclaimed_max);
 
   std::lock_guard lock(mutex_);
   if (static_cast<int64_t>(by_id_.size()) >= options_.transfers_max) {
@@ -236,11 +241,7 @@ void HandoffReceiver::Impl::Tick(absl::Time now) {
       if (t->incoming.sealed()) {
         Refuse(t, mesh::Verdict::SEAL, {mesh::INCOMPLETE, t->incoming.FirstMissing()}, out);
       } else {
-        Refuse(t, mesh::Verdict::SEGMENT,
-               {mesh::TIMEOUT,
-                absl::StrFormat("%d of %d bytes arrived before the deadline",
-                                t->incoming.landed_bytes(), t->incoming.plan().bytes())},
-               out);
+        Refuse(t, mesh::Verdict::SEGMENT, {mesh::TIMEOUT, WhyLate(*t, now)}, out);
       }
     }
     for (const TransferPtr& t : draining_) {
@@ -260,6 +261,20 @@ HandoffReceiverStats HandoffReceiver::Impl::stats() const {
   return stats;
 }
 
+std::string HandoffReceiver::Impl::WhyLate(const Transfer& t, absl::Time now) const {
+  if (now >= t.limit) {
+    return absl::StrFormat("%d of %d bytes arrived before the request's deadline",
+                           t.incoming.landed_bytes(), t.incoming.plan().bytes());
+  }
+  if (t.peer == 0) {
+    return absl::StrFormat("no manifest came within %s of the grant",
+                           absl::FormatDuration(options_.unclaimed_max));
+  }
+  return absl::StrFormat("the sender was silent for %s after %d of %d bytes",
+                         absl::FormatDuration(options_.idle_max), t.incoming.landed_bytes(),
+                         t.incoming.plan().bytes());
+}
+
 absl::StatusOr<Landing> HandoffReceiver::Impl::OnMessage(const Arrival& arrival) {
   switch (arrival.type) {
     case MessageType::kHandoffManifest:
@@ -268,6 +283,8 @@ absl::StatusOr<Landing> HandoffReceiver::Impl::OnMessage(const Arrival& arrival)
       return OnSegment(arrival);
     case MessageType::kHandoffSeal:
       return OnSeal(arrival);
+    case MessageType::kHandoffAlive:
+      return OnAlive(arrival);
     default:
       return InvalidArgument("message type %d is no part of a hand-off",
                              static_cast<int>(arrival.type));
@@ -290,6 +307,7 @@ absl::StatusOr<Landing> HandoffReceiver::Impl::OnManifest(const Arrival& arrival
                out);
       } else {
         t->peer = arrival.peer;
+        Heard(t);
         if (arrival.payload_bytes > 0) {
           collect = t;
         } else {
@@ -323,6 +341,22 @@ absl::StatusOr<Landing> HandoffReceiver::Impl::OnSeal(const Arrival& arrival) {
   }
   Flush(std::move(out));
   if (collect) return Collect(arrival, collect, mesh::Verdict::SEAL);
+  return NothingWanted(arrival);
+}
+
+absl::StatusOr<Landing> HandoffReceiver::Impl::OnAlive(const Arrival& arrival) {
+  mesh::Alive alive;
+  const bool parsed =
+      alive.ParseFromArray(arrival.header.data(), static_cast<int>(arrival.header.size()));
+  std::lock_guard lock(mutex_);
+  const auto it = by_id_.find(alive.key().transfer_id());
+  // It may overtake or be overtaken by anything, so it is no reason to refuse.
+  if (parsed && it != by_id_.end() && SameToken(it->second->key, alive.key()) &&
+      it->second->peer == arrival.peer) {
+    Heard(it->second);
+  } else {
+    ++stats_.late;
+  }
   return NothingWanted(arrival);
 }
 
@@ -391,6 +425,7 @@ absl::StatusOr<Landing> HandoffReceiver::Impl::OnSegment(const Arrival& arrival)
         Refuse(t, mesh::Verdict::SEGMENT, std::move(refusal), out);
       } else {
         ++t->in_flight;
+        Heard(t);
         t->first_segment = std::min(t->first_segment, clock_->Now());
         landing.done = [self = shared_from_this(), t, region = segment.region(),
                         offset = segment.offset()](absl::Status status) {
@@ -432,6 +467,7 @@ void HandoffReceiver::Impl::OnLanded(const TransferPtr& t, uint32_t region, uint
     } else {
       t->incoming.Landed(region, offset);
       t->last_segment = clock_->Now();
+      Heard(t);
       FinishIfWhole(t, out);
     }
   }
@@ -491,7 +527,15 @@ void HandoffReceiver::Impl::TakeManifest(const TransferPtr& t, const mesh::Manif
   mesh::Verdict verdict;
   *verdict.mutable_key() = t->key;
   verdict.set_stage(mesh::Verdict::MANIFEST);
+  verdict.set_idle_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.idle_max)));
+  Heard(t);
   out.answers.push_back({t->peer, std::move(verdict), t->request_id});
+}
+
+// The sender works. After the seal only the grace counts.
+void HandoffReceiver::Impl::Heard(const TransferPtr& t) const {
+  if (t->ended || t->incoming.sealed()) return;
+  t->deadline = std::min(t->limit, clock_->Now() + options_.idle_max);
 }
 
 void HandoffReceiver::Impl::TakeSeal(const TransferPtr& t, const mesh::Seal& seal, Outcome& out) {
@@ -502,7 +546,7 @@ void HandoffReceiver::Impl::TakeSeal(const TransferPtr& t, const mesh::Seal& sea
     refusal = t->incoming.TakeSeal(seal);
   }
   if (!refusal.ok()) return Refuse(t, mesh::Verdict::SEAL, std::move(refusal), out);
-  t->deadline = std::min(t->deadline, clock_->Now() + options_.seal_grace);
+  t->deadline = std::min(t->limit, clock_->Now() + options_.seal_grace);
   FinishIfWhole(t, out);
 }
 
@@ -518,7 +562,7 @@ void HandoffReceiver::Impl::FinishIfWhole(const TransferPtr& t, Outcome& out) {
 
   HandoffCompleted completed;
   completed.request_id = t->request_id;
-  completed.attempt = t->attempt;
+  completed.serial = t->serial;
   completed.bytes = t->incoming.landed_bytes();
   completed.seconds = t->seconds();
   completed.state = std::move(t->buffers.state_);
@@ -601,7 +645,7 @@ void HandoffReceiver::Impl::Release(const TransferPtr& t, Outcome& out) {
   }
   HandoffRefused refused;
   refused.request_id = t->request_id;
-  refused.attempt = t->attempt;
+  refused.serial = t->serial;
   refused.reason = t->refusal.reason;
   refused.detail = t->refusal.detail;
   refused.retryable = ReasonRetryable(t->refusal.reason);
@@ -649,6 +693,7 @@ HandoffReceiver::HandoffReceiver(Transport* transport, const Clock* clock, Entro
   transport->SetHandler(MessageType::kHandoffManifest, this);
   transport->SetHandler(MessageType::kHandoffSegment, this);
   transport->SetHandler(MessageType::kHandoffSeal, this);
+  transport->SetHandler(MessageType::kHandoffAlive, this);
 }
 
 HandoffReceiver::~HandoffReceiver() = default;

@@ -4,7 +4,8 @@
 // Payloads land directly in the slab and blocks of the granted buffers. The buffers of a failed or
 // revoked transfer are held back until every payload that may still write into them has completed.
 //
-// Messages may be reordered: a seal that overtakes segments waits `seal_grace` for them.
+// Messages may be reordered: a seal that overtakes segments waits `seal_grace` for them. Time runs
+// against silence, not against the work of the sender, which says that it is alive while it computes.
 //
 // Thread-safe. The event callback runs on the transport's thread or on the thread that called Tick,
 // with no lock held; it must not block. Destroy the transport before the receiver.
@@ -52,7 +53,7 @@ class HandoffBuffers {
 
 struct HandoffCompleted {
   RequestId request_id;
-  uint32_t attempt = 0;
+  uint32_t serial = 0;                   // of the grant
   std::unique_ptr<SequenceState> state;  // restored at the landing's position
   uint64_t bytes = 0;
   double seconds = 0;  // first segment to last
@@ -60,7 +61,7 @@ struct HandoffCompleted {
 
 struct HandoffRefused {
   RequestId request_id;
-  uint32_t attempt = 0;
+  uint32_t serial = 0;  // of the grant
   mesh::RefusalReason reason = mesh::NONE;
   std::string detail;
   bool retryable = false;
@@ -76,8 +77,9 @@ struct HandoffReceiverOptions {
   uint64_t epoch = 0;  // grows with each life of this worker
   HandoffIdentity identity;
   StateLayout layout;
-  absl::Duration timeout = absl::Seconds(60);    // grant to seal, when the grant names none
-  absl::Duration seal_grace = absl::Seconds(2);  // seal to last segment
+  absl::Duration idle_max = kHandoffIdleMax;         // silence between manifest and seal
+  absl::Duration unclaimed_max = absl::Minutes(10);  // grant to manifest
+  absl::Duration seal_grace = absl::Seconds(2);      // seal to last segment
   absl::Duration drain_grace =
       absl::Milliseconds(500);   // failure to disconnecting a peer that still writes
   int64_t transfers_max = 4096;  // open at once
@@ -86,10 +88,10 @@ struct HandoffReceiverOptions {
 
 struct HandoffGrant {
   RequestId request_id;
-  uint32_t attempt = 0;
+  uint32_t serial = 0;                           // the caller's; comes back in the event
   int64_t position = 0;                          // > 0, a multiple of kBlockTokens
   HandoffBuffers buffers;                        // holds at least `position` tokens
-  absl::Time deadline = absl::InfiniteFuture();  // also bounded by options.timeout
+  absl::Time deadline = absl::InfiniteFuture();  // the request's
 };
 
 struct HandoffReceiverStats {

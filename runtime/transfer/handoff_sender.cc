@@ -27,7 +27,7 @@ struct Job {
 struct Transfer {
   Transfer(const StateLayout& layout, HandoffStart start)
       : request_id(std::move(start.request_id)),
-        attempt(start.attempt),
+        serial(start.serial),
         plan(layout, static_cast<int64_t>(start.landing.position()),
              static_cast<int64_t>(start.landing.have_blocks())),
         crcs(static_cast<size_t>(plan.size())),
@@ -39,11 +39,14 @@ struct Transfer {
   }
 
   const RequestId request_id;
-  const uint32_t attempt;
+  const uint32_t serial;
   const RegionPlan plan;
   mesh::TransferKey key;
   PeerId peer = 0;
   absl::Time started, deadline;
+  absl::Time progress;            // when what is waited for began or last moved
+  absl::Time said;                // the last sign of life
+  absl::Duration alive_interval;  // between two
 
   bool accepted = false;  // the receiver took the manifest
   std::deque<Job> jobs;
@@ -56,6 +59,9 @@ struct Transfer {
   bool seal_sent = false;
   bool ended = false;
   bool disconnect_asked = false;
+
+  // On the receiver or the transport, not on the owner of this transfer.
+  bool waits() const { return !accepted || seal_sent || in_flight > 0; }
 };
 using TransferPtr = std::shared_ptr<Transfer>;
 
@@ -79,12 +85,15 @@ class HandoffSender::Impl : public std::enable_shared_from_this<Impl> {
   void SendLayer(const RequestId& request_id, int64_t kda_layer, SlotRef slab);
   void Cancel(const RequestId& request_id);
   void Tick(absl::Time now);
+  void KeepAlive(absl::Time now);
   HandoffSenderStats stats() const;
   void OnVerdict(const Arrival& arrival);
   void OnPeerLost(PeerId peer, const absl::Status& reason);
 
  private:
   TransferPtr Find(const RequestId& request_id) const;
+  void Accept(Transfer& t, const mesh::Verdict& verdict);
+  std::string WhyLate(const Transfer& t, absl::Time now) const;
   std::vector<Job> Cut(int64_t region, std::span<const float> content, const SlotRef& pin,
                        uint32_t& crc) const;
   void Give(const TransferPtr& t, int64_t region, std::span<const float> content,
@@ -109,6 +118,7 @@ class HandoffSender::Impl : public std::enable_shared_from_this<Impl> {
   absl::flat_hash_map<RequestId, TransferPtr> by_request_;  // open ones
   absl::flat_hash_map<std::string, PeerId> peers_;          // by address
   std::vector<TransferPtr> draining_;
+  absl::Time ticked_ = absl::InfinitePast();
   HandoffSenderStats stats_;
 };
 
@@ -129,9 +139,9 @@ absl::Status HandoffSender::Impl::Begin(HandoffStart start) {
   Cancel(start.request_id);
   const std::string address = landing.transport_address();
   const absl::Time now = clock_->Now();
-  const absl::Time deadline = std::min(start.deadline, now + options_.timeout);
+  const absl::Time deadline = start.deadline;
   auto t = std::make_shared<Transfer>(options_.layout, std::move(start));
-  t->started = now;
+  t->started = t->progress = t->said = now;
   t->deadline = deadline;
   {
     std::lock_guard lock(mutex_);
@@ -266,7 +276,9 @@ void HandoffSender::Impl::Pump(const TransferPtr& t) {
     if (!t->jobs.empty() && t->in_flight < options_.segments_in_flight_max) {
       Job job = std::move(t->jobs.front());
       t->jobs.pop_front();
-      ++t->in_flight;
+      const absl::Time now = clock_->Now();
+      if (t->in_flight++ == 0) t->progress = now;
+      t->said = now;
       t->bytes += job.bytes.size();
       lock.unlock();
       SendJob(t, std::move(job));
@@ -276,6 +288,7 @@ void HandoffSender::Impl::Pump(const TransferPtr& t) {
     // The seal waits for the completions, so that it seldom overtakes data.
     if (t->jobs.empty() && t->in_flight == 0 && t->given_count == t->plan.size() && !t->seal_sent) {
       t->seal_sent = true;
+      t->progress = clock_->Now();
       lock.unlock();
       SendSeal(t);
       lock.lock();
@@ -304,7 +317,10 @@ void HandoffSender::Impl::SendJob(const TransferPtr& t, Job job) {
 void HandoffSender::Impl::OnSent(const TransferPtr& t, const absl::Status& status, bool segment) {
   {
     std::lock_guard lock(mutex_);
-    if (segment && --t->in_flight == 0 && t->ended) std::erase(draining_, t);
+    if (segment) {
+      t->progress = clock_->Now();
+      if (--t->in_flight == 0 && t->ended) std::erase(draining_, t);
+    }
   }
   if (!status.ok()) return Fail(t, mesh::PEER_LOST, MessageOf(status));
   if (segment) Pump(t);
@@ -344,13 +360,12 @@ void HandoffSender::Impl::Finish(const TransferPtr& t, mesh::RefusalReason reaso
     sent.bytes = t->bytes;
   }
   sent.request_id = t->request_id;
-  sent.attempt = t->attempt;
+  sent.serial = t->serial;
   sent.status = status;
   sent.reason = reason;
   sent.seconds = absl::ToDoubleSeconds(clock_->Now() - t->started);
   if (!status.ok()) {
     LogWarning("handoff.send_failed", {{"request", t->request_id},
-                                       {"attempt", t->attempt},
                                        {"reason", ReasonName(reason)},
                                        {"detail", MessageOf(status)}});
   }
@@ -372,8 +387,11 @@ void HandoffSender::Impl::Tick(absl::Time now) {
   std::vector<PeerId> disconnects;
   {
     std::lock_guard lock(mutex_);
+    ticked_ = now;
     for (const auto& [id, t] : by_request_) {
-      if (now >= t->deadline) late.push_back(t);
+      if (now >= t->deadline || (t->waits() && now >= t->progress + options_.idle_max)) {
+        late.push_back(t);
+      }
     }
     for (const TransferPtr& t : draining_) {
       if (now < t->deadline || t->disconnect_asked) continue;
@@ -383,10 +401,42 @@ void HandoffSender::Impl::Tick(absl::Time now) {
     }
   }
   for (const TransferPtr& t : late) {
-    Fail(t, mesh::TIMEOUT,
-         t->accepted ? "no verdict before the deadline" : "no answer to the manifest");
+    Fail(t, mesh::TIMEOUT, WhyLate(*t, now));
   }
   for (const PeerId peer : disconnects) transport_->Disconnect(peer);
+  KeepAlive(now);
+}
+
+std::string HandoffSender::Impl::WhyLate(const Transfer& t, absl::Time now) const {
+  std::lock_guard lock(mutex_);
+  if (now >= t.deadline) return "the request's deadline passed";
+  return absl::StrFormat("%s within %s",
+                         !t.accepted   ? "no answer to the manifest"
+                         : t.seal_sent ? "no answer to the seal"
+                                       : "segments did not move",
+                         absl::FormatDuration(options_.idle_max));
+}
+
+void HandoffSender::Impl::KeepAlive(absl::Time now) {
+  std::vector<TransferPtr> due;
+  {
+    std::lock_guard lock(mutex_);
+    if (now - ticked_ >= options_.stall_max) return;
+    for (const auto& [id, t] : by_request_) {
+      // After the seal the receiver only waits for what is under way.
+      if (!t->accepted || t->seal_sent || now < t->said + t->alive_interval) continue;
+      t->said = now;
+      due.push_back(t);
+    }
+  }
+  for (const TransferPtr& t : due) {
+    mesh::Alive alive;
+    *alive.mutable_key() = t->key;
+    transport_->Send(t->peer, MessageType::kHandoffAlive, alive.SerializeAsString(), {},
+                     [self = shared_from_this(), t](const absl::Status& status) {
+                       self->OnSent(t, status, false);
+                     });
+  }
 }
 
 HandoffSenderStats HandoffSender::Impl::stats() const {
@@ -395,6 +445,15 @@ HandoffSenderStats HandoffSender::Impl::stats() const {
   stats.open = static_cast<int64_t>(by_request_.size());
   stats.draining = static_cast<int64_t>(draining_.size());
   return stats;
+}
+
+// The caller holds the mutex.
+void HandoffSender::Impl::Accept(Transfer& t, const mesh::Verdict& verdict) {
+  t.accepted = true;
+  t.progress = clock_->Now();
+  const absl::Duration tolerated =
+      verdict.idle_ms() > 0 ? absl::Milliseconds(verdict.idle_ms()) : options_.idle_max;
+  t.alive_interval = tolerated / kHandoffAlivePerIdle;
 }
 
 void HandoffSender::Impl::OnVerdict(const Arrival& arrival) {
@@ -418,7 +477,7 @@ void HandoffSender::Impl::OnVerdict(const Arrival& arrival) {
     }
     if (hit.empty()) ++stats_.stray;
     if (verdict.reason() == mesh::NONE && hit.size() == 1) {
-      if (verdict.stage() == mesh::Verdict::MANIFEST) hit[0]->accepted = true;
+      if (verdict.stage() == mesh::Verdict::MANIFEST) Accept(*hit[0], verdict);
       done = verdict.stage() == mesh::Verdict::SEAL && hit[0]->seal_sent;
     }
   }
@@ -466,6 +525,7 @@ void HandoffSender::SendLayer(const RequestId& request_id, int64_t kda_layer, Sl
 }
 void HandoffSender::Cancel(const RequestId& request_id) { impl_->Cancel(request_id); }
 void HandoffSender::Tick(absl::Time now) { impl_->Tick(now); }
+void HandoffSender::KeepAlive(absl::Time now) { impl_->KeepAlive(now); }
 HandoffSenderStats HandoffSender::stats() const { return impl_->stats(); }
 
 absl::StatusOr<Landing> HandoffSender::OnMessage(const Arrival& arrival) {

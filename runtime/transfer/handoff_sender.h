@@ -1,5 +1,8 @@
 // The sending end of hand-offs: a manifest, then regions as they become final, then a seal.
 //
+// Between an accepted manifest and the seal it says Alive when due, so that the receiver tells a prompt
+// that computes for long from a sender that is gone.
+//
 // Regions may be given before the manifest was accepted; they wait, pinned. A pin is dropped when
 // the transport no longer reads the memory, also after a failure or Cancel.
 //
@@ -28,7 +31,10 @@ struct HandoffSenderOptions {
   uint64_t epoch = 0;
   HandoffIdentity identity;
   StateLayout layout;
-  absl::Duration timeout = absl::Seconds(60);  // Begin to verdict, when the start names none
+  // Longest wait for a verdict on the manifest or the seal, and for segments to move.
+  absl::Duration idle_max = kHandoffIdleMax;
+  // KeepAlive says nothing when Tick was not called for this long: its owner hangs.
+  absl::Duration stall_max = absl::Seconds(60);
   absl::Duration drain_grace =
       absl::Milliseconds(500);   // failure to disconnecting a peer that still reads
   int64_t transfers_max = 4096;  // open at once
@@ -38,15 +44,15 @@ struct HandoffSenderOptions {
 
 struct HandoffStart {
   RequestId request_id;
-  uint32_t attempt = 0;
+  uint32_t serial = 0;  // the caller's; comes back in the result
   mesh::Landing landing;
-  absl::Time deadline = absl::InfiniteFuture();  // also bounded by options.timeout
+  absl::Time deadline = absl::InfiniteFuture();  // the request's
 };
 
 // How a transfer ended; exactly one per Begin that returned OK, unless it was cancelled.
 struct HandoffSent {
   RequestId request_id;
-  uint32_t attempt = 0;
+  uint32_t serial = 0;
   absl::Status status;  // OK: the receiver verified everything
   mesh::RefusalReason reason = mesh::NONE;
   uint64_t bytes = 0;  // handed to the transport
@@ -91,8 +97,12 @@ class HandoffSender final : public MessageHandler {
   // SendLayer.
   void Cancel(const RequestId& request_id);
 
-  // Fails what is past its deadline. Call a few times a second.
+  // Fails what is past its deadline and does what KeepAlive does. Call a few times a second.
   void Tick(absl::Time now);
+
+  // Says Alive for each transfer where it is due, for a thread that runs while the one that calls Tick
+  // computes. Call a few times a second.
+  void KeepAlive(absl::Time now);
 
   HandoffSenderStats stats() const;
 

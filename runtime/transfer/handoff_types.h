@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "deltamesh/mesh/handoff.pb.h"
 #include "runtime/cache/sequence_state.h"
 
@@ -25,6 +26,11 @@ inline constexpr int64_t kHandoffSegmentBytesMax = 4 << 20;
 inline constexpr int64_t kHandoffInlineBytes = 4 << 10;
 // Most bytes one region may take in a serialised manifest; bounds what a receiver will buffer.
 inline constexpr int64_t kHandoffRegionWireBytes = 96;
+
+// The silence after which either end gives a transfer up, unless told otherwise.
+inline constexpr absl::Duration kHandoffIdleMax = absl::Seconds(10);
+// How many signs of life a sender gives within the silence its receiver tolerates.
+inline constexpr int kHandoffAlivePerIdle = 4;
 
 // What must agree before two processes may exchange state. Mirrors mesh.ModelIdentity.
 struct HandoffIdentity {

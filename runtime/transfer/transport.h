@@ -31,6 +31,7 @@ enum class MessageType : uint16_t {
   kExpertDispatch = 5,
   kExpertCombine = 6,
   kProbe = 7,
+  kHandoffAlive = 8,
 };
 
 // A connection as this side knows it; never reused within a process. 0 is none.

@@ -153,7 +153,7 @@ void DecodeCore::OnStartDecode(LinkId link, const mesh::StartDecode& message, ab
     request->deadline = DeadlineOf(message.deadline_unix_ns());
     request->admitted = now;
     Request& placed = *(requests_[message.request_id()] = std::move(request));
-    status = Admit(placed, now);
+    status = Admit(placed);
     if (!status.ok()) Free(requests_.find(message.request_id()));
   }
   if (status.ok()) {
@@ -190,23 +190,23 @@ absl::Status DecodeCore::CheckStart(LinkId link, const mesh::StartDecode& messag
   return absl::OkStatus();
 }
 
-absl::Status DecodeCore::Admit(Request& request, absl::Time now) {
+absl::Status DecodeCore::Admit(Request& request) {
   if (request.start.handoff_tokens() == 0) return Run(request, nullptr);
   // The whole answer's blocks are taken now, so that Run cannot find the pools full.
   const int64_t tokens =
       std::min<int64_t>(request.start.prompt_size() + int64_t{request.start.max_tokens()},
                         engine_->options().context_tokens_max);
   ASSIGN_OR_RETURN(HandoffBuffers buffers, HandoffBuffers::Reserve(engine_->pools(), tokens));
-  return GrantLanding(request, std::move(buffers), now);
+  return GrantLanding(request, std::move(buffers));
 }
 
-absl::Status DecodeCore::GrantLanding(Request& request, HandoffBuffers buffers, absl::Time now) {
+absl::Status DecodeCore::GrantLanding(Request& request, HandoffBuffers buffers) {
   HandoffGrant grant;
   grant.request_id = request.start.request_id();
-  grant.attempt = request.grant_serial = next_serial_++;
+  grant.serial = request.grant_serial = next_serial_++;
   grant.position = static_cast<int64_t>(request.start.handoff_tokens());
   grant.buffers = std::move(buffers);
-  grant.deadline = std::min(request.deadline, now + options_.landing_timeout);
+  grant.deadline = request.deadline;
   ASSIGN_OR_RETURN(mesh::Landing landing, receiver_->Grant(std::move(grant)));
 
   mesh::WorkerMessage message;
@@ -238,7 +238,7 @@ void DecodeCore::OnHandoffEvent(HandoffEvent event, absl::Time now) {
   if (auto* completed = std::get_if<HandoffCompleted>(&event)) {
     OnCompleted(std::move(*completed));
   } else {
-    OnRefused(std::get<HandoffRefused>(std::move(event)), now);
+    OnRefused(std::get<HandoffRefused>(std::move(event)));
   }
 }
 
@@ -252,7 +252,7 @@ DecodeCore::Request* DecodeCore::FindLanding(const RequestId& id, uint32_t seria
 }
 
 void DecodeCore::OnCompleted(HandoffCompleted event) {
-  Request* request = FindLanding(event.request_id, event.attempt);
+  Request* request = FindLanding(event.request_id, event.serial);
   if (request == nullptr) return;
   ++counters_.handoffs_ok;
   counters_.handoff_bytes += event.bytes;
@@ -267,8 +267,8 @@ void DecodeCore::OnCompleted(HandoffCompleted event) {
   if (!status.ok()) Fail(event.request_id, status);
 }
 
-void DecodeCore::OnRefused(HandoffRefused event, absl::Time now) {
-  Request* request = FindLanding(event.request_id, event.attempt);
+void DecodeCore::OnRefused(HandoffRefused event) {
+  Request* request = FindLanding(event.request_id, event.serial);
   if (request == nullptr) return;
   const std::string name(ReasonName(event.reason));
   ++counters_.handoffs_refused[name];
@@ -285,7 +285,7 @@ void DecodeCore::OnRefused(HandoffRefused event, absl::Time now) {
                                                 request->handoffs_refused)));
   }
   request->start.set_attempt(request->start.attempt() + 1);
-  const absl::Status status = GrantLanding(*request, std::move(event.buffers), now);
+  const absl::Status status = GrantLanding(*request, std::move(event.buffers));
   if (!status.ok()) Fail(event.request_id, status);
 }
 

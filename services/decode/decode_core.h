@@ -23,9 +23,8 @@
 namespace deltamesh {
 
 struct DecodeOptions {
-  int64_t requests_max = 256;                          // landing and running together
-  absl::Duration landing_timeout = absl::Seconds(60);  // grant to complete state
-  int64_t handoffs_max = 16;                           // hand-offs refused for one request
+  int64_t requests_max = 256;  // landing and running together
+  int64_t handoffs_max = 16;   // hand-offs refused for one request
 };
 
 class DecodeCore final : public WorkerCore {
@@ -59,11 +58,11 @@ class DecodeCore final : public WorkerCore {
 
   void OnStartDecode(LinkId link, const mesh::StartDecode& message, absl::Time now);
   absl::Status CheckStart(LinkId link, const mesh::StartDecode& message) const;
-  absl::Status Admit(Request& request, absl::Time now);
-  absl::Status GrantLanding(Request& request, HandoffBuffers buffers, absl::Time now);
+  absl::Status Admit(Request& request);
+  absl::Status GrantLanding(Request& request, HandoffBuffers buffers);
   absl::Status Run(Request& request, std::unique_ptr<SequenceState> state);
   void OnCompleted(HandoffCompleted event);
-  void OnRefused(HandoffRefused event, absl::Time now);
+  void OnRefused(HandoffRefused event);
   // The landing request an event is about; null when it is of an ended or older hand-off.
   Request* FindLanding(const RequestId& id, uint32_t serial);
 

@@ -28,7 +28,7 @@ absl::StatusOr<int> Serve(AttentionFlags flags, const SignalWaiter& signals) {
   options.epoch = worker->epoch();
   options.identity = worker->identity();
   options.layout = worker->model().state_layout();
-  options.timeout = absl::Seconds(flags.handoff_seconds);
+  options.idle_max = absl::Seconds(flags.handoff_seconds);
   HandoffReceiver receiver(
       &worker->transport(), &clock, &entropy, options, [&](HandoffEvent event) {
         // A closure must be copyable; an event owns a state.
@@ -38,7 +38,6 @@ absl::StatusOr<int> Serve(AttentionFlags flags, const SignalWaiter& signals) {
       });
   DecodeOptions core_options;
   core_options.requests_max = flags.requests;
-  core_options.landing_timeout = absl::Seconds(flags.handoff_seconds);
   core = std::make_unique<DecodeCore>(core_options, worker->MakeRegister(mesh::ROLE_DECODE),
                                       &worker->engine(), &receiver,
                                       [&](const mesh::MeshView& view) { worker->SetView(view); });

@@ -26,8 +26,9 @@ struct PrefillCore::Request {
   int64_t position = 0;
   absl::Time deadline = absl::InfiniteFuture();
   absl::Time started;
-  SequenceId sequence;      // 0 once computed
-  int64_t blocks_sent = 0;  // leading blocks given to the sender
+  double compute_seconds = 0;  // admission to the last step's end
+  SequenceId sequence;         // 0 once computed
+  int64_t blocks_sent = 0;     // leading blocks given to the sender
 
   bool computed() const { return sequence.value == 0; }
 };
@@ -156,7 +157,7 @@ absl::Status PrefillCore::Admit(Request& request, const mesh::StartPrefill& mess
 
   HandoffStart start;
   start.request_id = request.id;
-  start.attempt = request.serial;
+  start.serial = request.serial;
   start.landing = message.landing();
   start.deadline = request.deadline;
   return sender_->Begin(std::move(start));
@@ -171,6 +172,7 @@ bool PrefillCore::Step(absl::Time now) {
   }
   rate_.StepBegins(now);
   const StepReport report = engine_->Step();
+  const absl::Time ended = options_.clock != nullptr ? options_.clock->Now() : now;
   rate_.StepEnded(report.tokens);
   ++counters_.steps;
   counters_.prompt_tokens += static_cast<uint64_t>(report.prompt_tokens);
@@ -181,7 +183,7 @@ bool PrefillCore::Step(absl::Time now) {
     if (!output.error.ok()) {
       Fail(id, output.error);
     } else if (output.finish == FinishKind::kPrefilled) {
-      OnComputed(*requests_.at(id), now);
+      OnComputed(*requests_.at(id), ended);
     }
   }
   for (auto& [id, request] : requests_) {
@@ -210,7 +212,8 @@ void PrefillCore::OnComputed(Request& request, absl::Time now) {
   finished->set_request_id(request.id);
   finished->set_attempt(request.attempt);
   finished->set_computed_tokens(static_cast<uint64_t>(request.position));
-  finished->set_seconds(absl::ToDoubleSeconds(now - request.started));
+  request.compute_seconds = absl::ToDoubleSeconds(now - request.started);
+  finished->set_seconds(request.compute_seconds);
   links_.Send(request.link, std::move(message));
 }
 
@@ -237,7 +240,7 @@ void PrefillCore::Drain(absl::Time) {
 
 void PrefillCore::OnHandoffSent(const HandoffSent& result, absl::Time) {
   auto it = requests_.find(result.request_id);
-  if (it == requests_.end() || it->second->serial != result.attempt) {
+  if (it == requests_.end() || it->second->serial != result.serial) {
     ++counters_.stale_events;
     return;
   }
@@ -246,6 +249,12 @@ void PrefillCore::OnHandoffSent(const HandoffSent& result, absl::Time) {
     ++counters_.handoffs_ok;
     counters_.handoff_bytes += result.bytes;
     counters_.handoff_seconds += result.seconds;
+    LogInfo("prefill.finished", {{"request", result.request_id},
+                                 {"attempt", it->second->attempt},
+                                 {"tokens", it->second->position},
+                                 {"compute_seconds", it->second->compute_seconds},
+                                 {"handoff_seconds", result.seconds},
+                                 {"bytes", result.bytes}});
     Free(it);
     return;
   }

@@ -16,6 +16,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "runtime/base/clock.h"
 #include "runtime/engine/engine.h"
 #include "runtime/transfer/handoff_sender.h"
 #include "services/worker/rate.h"
@@ -25,6 +26,8 @@ namespace deltamesh {
 
 struct PrefillOptions {
   int64_t requests_max = 256;  // computing and sending together
+  // Tells how long a step took; not owned. Null: a step's end is taken for its beginning.
+  const Clock* clock = nullptr;
   // Index among the KDA layers by layer of the model; -1 for other layers.
   std::vector<int64_t> kda_index;
 };

@@ -1,5 +1,10 @@
 #include "services/prefill/prefill_server.h"
 
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/transfer/handoff_sender.h"
@@ -9,6 +14,34 @@
 
 namespace deltamesh {
 namespace {
+
+// Speaks for the sender while the core's thread computes a step that takes longer than the receiver
+// tolerates silence. Ends with its scope.
+class KeepAliveThread {
+ public:
+  KeepAliveThread(HandoffSender* sender, const Clock* clock)
+      : thread_([this, sender, clock] {
+          std::unique_lock lock(mutex_);
+          while (!changed_.wait_for(lock, kEvery, [this] { return stop_; })) {
+            sender->KeepAlive(clock->Now());
+          }
+        }) {}
+  ~KeepAliveThread() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kEvery{100};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stop_ = false;  // guarded by mutex_
+  std::thread thread_;
+};
 
 absl::StatusOr<int> Serve(AttentionFlags flags, const SignalWaiter& signals) {
   RETURN_IF_ERROR(FinishWorkerFlags("prefill", &flags.worker));
@@ -26,13 +59,15 @@ absl::StatusOr<int> Serve(AttentionFlags flags, const SignalWaiter& signals) {
   options.epoch = worker->epoch();
   options.identity = worker->identity();
   options.layout = worker->model().state_layout();
-  options.timeout = absl::Seconds(flags.handoff_seconds);
+  options.idle_max = absl::Seconds(flags.handoff_seconds);
+  options.stall_max = host_options.stall_max;
   HandoffSender sender(&worker->transport(), &clock, options, [&](HandoffSent result) {
     host->Post(
         [&core, result = std::move(result)](absl::Time now) { core->OnHandoffSent(result, now); });
   });
   PrefillOptions core_options;
   core_options.requests_max = flags.requests;
+  core_options.clock = &clock;
   core_options.kda_index = KdaIndexOfLayers(worker->model().config());
   core = std::make_unique<PrefillCore>(
       std::move(core_options), worker->MakeRegister(mesh::ROLE_PREFILL), &worker->engine(), &sender,
@@ -50,7 +85,11 @@ absl::StatusOr<int> Serve(AttentionFlags flags, const SignalWaiter& signals) {
   role.transport = &worker->transport();
   role.ready = [&] { return worker->ExpertsReady(); };
   role.metrics = [&] { return worker->Metrics(); };
-  const int code = host->Run(role);
+  int code = 0;
+  {
+    const KeepAliveThread alive(&sender, &clock);
+    code = host->Run(role);
+  }
   core.reset();
   worker->StopTransport();
   return code;

@@ -32,7 +32,7 @@ struct AttentionFlags {
   int64_t requests = 256;       // admitted at once, in any state
   bool local_experts = false;   // load the routed experts instead of using shards
   double expert_seconds = 5;    // longest wait for a shard's answer within a step
-  double handoff_seconds = 60;  // longest hand-off, grant to last byte
+  double handoff_seconds = 10;  // longest silence within a hand-off
 };
 void AddAttentionFlags(CLI::App* app, AttentionFlags* flags);
 

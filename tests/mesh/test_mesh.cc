@@ -254,6 +254,7 @@ void TestMesh::MakeAttention(Worker& w) {
       w.transport.get(), &clock_, options,
       [&w](HandoffSent result) { w.sent.push_back(std::move(result)); });
   PrefillOptions core;
+  core.clock = &clock_;
   core.kda_index = KdaIndexOfLayers(w.model->config());
   w.core = std::make_unique<PrefillCore>(core, std::move(registration), w.engine.get(),
                                          w.sender.get(), on_view);

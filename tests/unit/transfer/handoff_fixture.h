@@ -116,12 +116,12 @@ class HandoffTest : public ::testing::Test {
     receive_transport_.reset();
   }
 
-  mesh::Landing Grant(const std::string& id = "r1", uint32_t attempt = 0) {
+  mesh::Landing Grant(const std::string& id = "r1", uint32_t serial = 0) {
     auto buffers = HandoffBuffers::Reserve(receive_pools_, kPosition + 10);
     CHECK_OK(buffers.status());
     HandoffGrant grant;
     grant.request_id = id;
-    grant.attempt = attempt;
+    grant.serial = serial;
     grant.position = kPosition;
     grant.buffers = *std::move(buffers);
     auto landing = receiver_->Grant(std::move(grant));
@@ -130,10 +130,10 @@ class HandoffTest : public ::testing::Test {
   }
 
   absl::Status Begin(const mesh::Landing& landing, const std::string& id = "r1",
-                     uint32_t attempt = 0) {
+                     uint32_t serial = 0) {
     HandoffStart start;
     start.request_id = id;
-    start.attempt = attempt;
+    start.serial = serial;
     start.landing = landing;
     return sender_->Begin(std::move(start));
   }
