@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "runtime/base/log.h"
+#include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
 #include "runtime/transfer/handoff_types.h"
 #include "services/worker/metric_list.h"
@@ -296,7 +297,7 @@ void DecodeCore::SendHandoffResult(const Request& request, const absl::Status& s
   result->set_request_id(request.start.request_id());
   result->set_attempt(request.start.attempt());
   result->set_code(static_cast<int>(status.code()));
-  result->set_reason(reason);
+  result->set_reason(SafeMessage(reason));
   result->set_bytes(bytes);
   result->set_seconds(seconds);
   links_.Send(request.link, std::move(message));
@@ -334,7 +335,7 @@ void DecodeCore::SendFailed(LinkId link, const RequestId& id, uint32_t attempt,
   failed->set_request_id(id);
   failed->set_attempt(attempt);
   failed->set_code(static_cast<int>(status.code()));
-  failed->set_message(MessageOf(status));
+  failed->set_message(SafeMessage(status));
   links_.Send(link, std::move(message));
 }
 

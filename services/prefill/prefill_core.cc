@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
 #include "runtime/transfer/handoff_types.h"
 #include "services/worker/metric_list.h"
@@ -307,7 +308,7 @@ void PrefillCore::SendFailed(LinkId link, const RequestId& id, uint32_t attempt,
   failed->set_request_id(id);
   failed->set_attempt(attempt);
   failed->set_code(static_cast<int>(status.code()));
-  failed->set_message(MessageOf(status));
+  failed->set_message(SafeMessage(status));
   links_.Send(link, std::move(message));
 }
 

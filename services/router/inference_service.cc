@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
+#include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
 
 namespace deltamesh {
@@ -11,7 +12,7 @@ namespace {
 
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), MessageOf(status));
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), SafeMessage(status));
 }
 
 absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
 #include "runtime/text/utf8.h"
 
@@ -93,7 +94,7 @@ int HttpStatusOf(absl::StatusCode code) {
 Json ErrorJson(const absl::Status& status) {
   const std::string field = FieldOf(MessageOf(status));
   Json error;
-  error["message"] = MessageOf(status);
+  error["message"] = SafeMessage(status);
   error["type"] = ErrorType(status.code());
   error["param"] = absl::IsInvalidArgument(status) || absl::IsNotFound(status)
                        ? (field.empty() ? Json() : Json(field))

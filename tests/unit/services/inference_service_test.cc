@@ -120,6 +120,11 @@ TEST_F(InferenceServiceTest, BadInputIsNamedBeforeAnyWork) {
       {[](auto* r) { r->mutable_chat()->set_tools_json("{"); }, "tools_json:"},
       {[](auto* r) { r->mutable_chat()->set_tools_json("{}"); }, "tools_json:"},
       {[](auto* r) { r->mutable_chat()->clear_messages(); }, "messages: is empty"},
+      {[](auto* r) {
+         r->mutable_chat()->add_messages()->set_role("user");
+         r->mutable_chat()->set_thinking_effort("huge");
+       },
+       "thinking_effort: \"huge\""},
   };
   for (const auto& [change, expected] : cases) {
     v1::GenerateRequest r = Hello();
@@ -132,6 +137,19 @@ TEST_F(InferenceServiceTest, BadInputIsNamedBeforeAnyWork) {
   r.set_model("other");
   EXPECT_EQ(Run(r).status.error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(mesh.started().size(), 0u);
+}
+
+TEST_F(InferenceServiceTest, OddReasonsReachTheClientAsBoundedText) {
+  script = [](const mesh::StartDecode&) {
+    Script s;
+    s.refuse = absl::InternalError("odd \xff" + std::string(5000, 'x'));
+    return s;
+  };
+  Start();
+  const Answer a = Run(Hello());
+  EXPECT_EQ(a.status.error_code(), grpc::StatusCode::INTERNAL);
+  EXPECT_THAT(a.status.error_message(), HasSubstr("odd \xEF\xBF\xBDxxx"));
+  EXPECT_LE(a.status.error_message().size(), 1024u);
 }
 
 TEST_F(InferenceServiceTest, CancelAndDeadlineFreeTheSequence) {
