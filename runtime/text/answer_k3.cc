@@ -72,16 +72,14 @@ class K3AnswerParser final : public AnswerParser {
   enum class State { kThink, kBetween, kResponse, kTools, kCall, kArgument, kJson };
 
   void Accept(TokenId token) override {
-    const std::string_view bytes = tokenizer_.TokenBytes(token);
+    const std::string_view bytes = Shown(token);
     if (in_header_) {
       if (token == mark_.sep) {
         in_header_ = false;
-        header_raw_ += bytes;
         return EndHeader();
       }
       if (!tokenizer_.is_special(token) && header_.size() + bytes.size() <= kMaxHeaderBytes) {
         header_ += bytes;
-        header_raw_ += bytes;
         return;
       }
       AbandonHeader();
@@ -90,7 +88,6 @@ class K3AnswerParser final : public AnswerParser {
       in_header_ = true;
       header_open_ = token == mark_.open;
       header_.clear();
-      header_raw_ = bytes;
       return;
     }
     Text(bytes);
@@ -98,12 +95,12 @@ class K3AnswerParser final : public AnswerParser {
 
   void AbandonHeader() {
     in_header_ = false;
-    Text(header_raw_);
+    Text(header_);
   }
 
   void EndHeader() {
     const std::optional<Header> header = ParseHeader(header_open_, header_);
-    if (!header || !Enter(*header)) Text(header_raw_);
+    if (!header || !Enter(*header)) Text(header_);
   }
 
   // Text that is no header, in the block it stands in.
@@ -179,7 +176,7 @@ class K3AnswerParser final : public AnswerParser {
       return false;
     EndContent();
     state_ = State::kCall;
-    call_raw_ = header_raw_;
+    call_raw_ = header_;
     name_ = tool->second;
     arguments_.clear();
     json_.reset();
@@ -205,14 +202,14 @@ class K3AnswerParser final : public AnswerParser {
     } else {
       return false;
     }
-    call_raw_ += header_raw_;
+    call_raw_ += header_;
     value_.clear();
     return true;
   }
 
   bool LeaveValue(const Header& h, std::string_view tag) {
     if (!h.Is(false, tag)) return false;
-    call_raw_ += header_raw_;
+    call_raw_ += header_;
     const std::string value = DecodeUtf8(value_);
     if (state_ == State::kJson) {
       json_ = value;
@@ -266,8 +263,7 @@ class K3AnswerParser final : public AnswerParser {
 
   bool in_header_ = false;
   bool header_open_ = false;
-  std::string header_;      // between marker and sep
-  std::string header_raw_;  // with them, as text
+  std::string header_;  // between marker and sep: all of it that is text
 
   // The open call.
   std::string call_raw_;  // all of it as text, in case it never closes

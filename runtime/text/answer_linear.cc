@@ -36,7 +36,7 @@ class LinearAnswerParser final : public AnswerParser {
   enum class State { kContent, kSection, kId, kArguments };
 
   void Accept(TokenId token) override {
-    const std::string_view bytes = tokenizer_.TokenBytes(token);
+    const std::string_view bytes = Shown(token);
     switch (state_) {
       case State::kContent:
         if (token != mark_.section_begin) return Content(bytes);
@@ -48,7 +48,7 @@ class LinearAnswerParser final : public AnswerParser {
           state_ = State::kContent;
         } else if (token == mark_.call_begin) {
           state_ = State::kId;
-          raw_ = bytes;
+          raw_.clear();
           id_.clear();
           arguments_.clear();
         } else {
@@ -57,7 +57,6 @@ class LinearAnswerParser final : public AnswerParser {
         return;
       case State::kId:
         if (token == mark_.argument_begin) {
-          raw_ += bytes;
           state_ = State::kArguments;
           return;
         }
@@ -75,8 +74,8 @@ class LinearAnswerParser final : public AnswerParser {
       Abandon();
       return Accept(token);
     }
-    part += tokenizer_.TokenBytes(token);
-    raw_ += tokenizer_.TokenBytes(token);
+    part += Shown(token);
+    raw_ += Shown(token);
   }
 
   void Abandon() {

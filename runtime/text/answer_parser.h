@@ -1,9 +1,9 @@
 // Splits a chat answer, token by token, into reasoning, content and tool calls.
 //
 // The structure is recognised by special token ids only, never by text that looks like it. Whatever is
-// outside a recognised structure, special tokens' names included, becomes text of the block it stands
-// in, so that no generated text is lost; only end-of-answer tokens are dropped. Deltas do not depend on
-// how the tokens are grouped into calls, apart from where they are cut.
+// outside a recognised structure becomes text of the block it stands in, so that no generated text is
+// lost. Special tokens are no text: one out of place gives nothing, as in TextStream. Deltas do not
+// depend on how the tokens are grouped into calls, apart from where they are cut.
 #pragma once
 
 #include <span>
@@ -60,6 +60,11 @@ class AnswerParser {
   void EndContent() { delta_.content += content_.Finish(); }
   // Empty `id`: one is made from the call's index.
   void ToolCall(std::string id, std::string name, std::string arguments);
+
+  // The text a token stands for: none for a special one.
+  std::string_view Shown(TokenId token) const {
+    return tokenizer_.is_special(token) ? std::string_view() : tokenizer_.TokenBytes(token);
+  }
 
   const Tokenizer& tokenizer_;
 

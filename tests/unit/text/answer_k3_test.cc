@@ -42,7 +42,12 @@ class K3AnswerTest : public ::testing::Test {
     const auto parser = Parser(thinking);
     return ParseAll(*parser, Blocks(blocks));
   }
-  std::string Raw(const std::string& blocks) { return tokenizer->Decode(Blocks(blocks)); }
+  // All text of `blocks`, structure or not; special tokens are none.
+  std::string Raw(const std::string& blocks) { return Shown(Blocks(blocks)); }
+  std::string Shown(Ids ids) {
+    std::erase_if(ids, [&](TokenId id) { return tokenizer->is_special(id); });
+    return tokenizer->Decode(ids);
+  }
 
   std::unique_ptr<const Tokenizer> tokenizer;
   std::unique_ptr<const ChatFormat> format;
@@ -149,6 +154,16 @@ TEST_F(K3AnswerTest, MalformedStructureBecomesText) {
             "loosexmore" + Raw("[call tool=\"f\"]"));
 }
 
+TEST_F(K3AnswerTest, SpecialTokensOutOfPlaceAreHidden) {
+  EXPECT_EQ(Parse("a]]b[/think][response]c]d[/response]").reasoning, "ab");
+  EXPECT_EQ(Parse("a]]b[/think][response]c]d[/response]").content, "cd");
+  const AnswerDelta d = Parse(
+      "[/think][tools][call tool=\"f\"]][argument key=\"k\" type=\"string\"]v]w[/argument][/call]"
+      "[/tools]");
+  EXPECT_EQ(d.content, "");
+  EXPECT_THAT(d.tool_calls, ElementsAre(AnswerToolCall{0, "call_0", "f", "{\"k\": \"vw\"}"}));
+}
+
 TEST_F(K3AnswerTest, BrokenCallsBecomeContent) {
   const std::string before = "[/think][tools]";
   const std::string start = "[call tool=\"f\" index=\"1\"]";
@@ -182,7 +197,7 @@ TEST_F(K3AnswerTest, EndlessHeaderIsText) {
   const std::string text = "<|close|>" + std::string(100'000, 'x');
   const AnswerDelta d = parser->Push(Tokens(text));
   EXPECT_GT(d.reasoning.size(), 80'000);  // not held back for ever
-  EXPECT_EQ(d.reasoning + parser->Finish().reasoning, text);
+  EXPECT_EQ(d.reasoning + parser->Finish().reasoning, std::string(100'000, 'x'));
 }
 
 // Random tokens without any complete structure come out as their plain decoding.
@@ -197,7 +212,7 @@ TEST_F(K3AnswerTest, RandomTokensLoseNothing) {
     }
     const auto parser = Parser(round % 2 == 0);
     const AnswerDelta d = ParseAll(*parser, ids, rng, 9);
-    EXPECT_EQ(d.reasoning + d.content, tokenizer->Decode(ids));
+    EXPECT_EQ(d.reasoning + d.content, Shown(ids));
   }
 }
 

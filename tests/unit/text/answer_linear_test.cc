@@ -28,6 +28,13 @@ class LinearAnswerTest : public ::testing::Test {
     return ParseAll(*parser, Tokens(text));
   }
 
+  // What may be shown of `text`: special tokens are nothing.
+  std::string Shown(const std::string& text) { return Shown(Tokens(text)); }
+  std::string Shown(Ids ids) {
+    std::erase_if(ids, [&](TokenId id) { return tokenizer->is_special(id); });
+    return tokenizer->Decode(ids);
+  }
+
   std::unique_ptr<const Tokenizer> tokenizer;
   std::unique_ptr<const ChatFormat> format;
 };
@@ -81,14 +88,22 @@ TEST_F(LinearAnswerTest, BrokenCallsBecomeContent) {
         call + "id" + kArguments + kArguments, std::string("loose"), call + "id" + kSection}) {
     const AnswerDelta d = Parse(kSection + broken);
     EXPECT_TRUE(d.tool_calls.empty()) << broken;
-    EXPECT_EQ(d.content, broken);
+    EXPECT_EQ(d.content, Shown(broken));
   }
   const AnswerDelta d =
       Parse(kSection + call + "id" + call + "f" + kArguments + "1" + kCallEnd + kSectionEnd);
-  EXPECT_EQ(d.content, call + "id");
+  EXPECT_EQ(d.content, "id");
   EXPECT_THAT(d.tool_calls, ElementsAre(AnswerToolCall{0, "f", "f", "1"}));
-  EXPECT_EQ(Parse(std::string("a") + kSection + call + "id" + kSectionEnd + "b").content,
-            "a" + call + "idb");
+  EXPECT_EQ(Parse(std::string("a") + kSection + call + "id" + kSectionEnd + "b").content, "aidb");
+}
+
+TEST_F(LinearAnswerTest, SpecialTokensOutOfPlaceAreHidden) {
+  EXPECT_EQ(Parse(std::string("a") + kCall + kCallEnd + "b<|im_user|>c").content, "abc");
+  EXPECT_EQ(Parse(std::string("a") + kSection + "b<|im_user|>" + kCallEnd + "c").content, "abc");
+  const AnswerDelta d = Parse(std::string(kSection) + kCall + "f<|im_user|>:0" + kArguments +
+                              "{<|im_middle|>}" + kCallEnd + kSectionEnd);
+  EXPECT_EQ(d.content, "");
+  EXPECT_THAT(d.tool_calls, ElementsAre(AnswerToolCall{0, "f:0", "f", "{}"}));
 }
 
 TEST_F(LinearAnswerTest, RandomTokensLoseNothing) {
@@ -101,7 +116,7 @@ TEST_F(LinearAnswerTest, RandomTokensLoseNothing) {
       if (id != section && !tokenizer->is_eos(id)) ids.push_back(id);
     }
     const auto parser = format->NewParser({});
-    EXPECT_EQ(ParseAll(*parser, ids, rng, 9).content, tokenizer->Decode(ids));
+    EXPECT_EQ(ParseAll(*parser, ids, rng, 9).content, Shown(ids));
   }
 }
 
