@@ -118,6 +118,13 @@ void OpenAiHttp::Handle(HttpRequest request, std::shared_ptr<HttpResponder> resp
       "%s is not served; use /v1/chat/completions, /v1/completions or /v1/models", request.path)));
 }
 
+HttpResponse OpenAiHttp::Refusal(int status, std::string why, std::string_view target) {
+  if (!target.starts_with("/v1/")) return HttpHandler::Refusal(status, std::move(why), target);
+  HttpResponse response = ErrorReply(absl::InvalidArgumentError(why));
+  response.status = status;
+  return response;
+}
+
 void OpenAiHttp::Models(const std::string& name, HttpResponder* responder) const {
   if (const absl::Status status = front_->CheckModel(name); !status.ok()) {
     return responder->Send(ErrorReply(status));

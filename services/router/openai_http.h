@@ -19,6 +19,8 @@ class OpenAiHttp final : public HttpHandler {
   OpenAiHttp(const Front* front, RouterServer* router, EncodePool* pool)
       : front_(front), router_(router), pool_(pool) {}
   void Handle(HttpRequest request, std::shared_ptr<HttpResponder> responder) override;
+  // In the shape of this API for paths below /v1.
+  HttpResponse Refusal(int status, std::string why, std::string_view target) override;
 
  private:
   // Large bodies go through the pool; the answer comes later then.
