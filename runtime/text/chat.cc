@@ -84,6 +84,21 @@ absl::Status CheckUtf8(std::string_view text, const std::string& field) {
   return absl::OkStatus();
 }
 
+absl::Status CheckTool(const Json& tool, const std::string& at) {
+  std::string type, name;
+  RETURN_IF_ERROR(ReadString(tool, "type", at + ".type", type));
+  if (type != "function") {
+    return InvalidArgument("%s.type: \"%s\" is not served; use \"function\"", at, type);
+  }
+  const auto function = tool.find("function");
+  if (function == tool.end() || !function->is_object()) {
+    return InvalidArgument("%s.function: missing or not an object; describe the function", at);
+  }
+  RETURN_IF_ERROR(ReadString(*function, "name", at + ".function.name", name));
+  if (!name.empty()) return absl::OkStatus();
+  return InvalidArgument("%s.function.name: missing or empty; name the function", at);
+}
+
 absl::Status CheckTools(const Json& tools, const std::string& field) {
   if (tools.is_null()) return absl::OkStatus();
   if (!tools.is_array()) return WrongType(field, tools, "an array of tool declarations");
@@ -91,6 +106,7 @@ absl::Status CheckTools(const Json& tools, const std::string& field) {
     if (!tools[i].is_object()) {
       return WrongType(absl::StrFormat("%s[%d]", field, i), tools[i], "an object");
     }
+    RETURN_IF_ERROR(CheckTool(tools[i], absl::StrFormat("%s[%d]", field, i)));
   }
   return absl::OkStatus();
 }
@@ -194,8 +210,9 @@ absl::Status ValidateChat(const ChatRequest& request) {
     RETURN_IF_ERROR(CheckMessage(request.messages[i], i));
   }
   RETURN_IF_ERROR(CheckTools(request.tools, "tools"));
-  RETURN_IF_ERROR(
-      CheckOneOf("effort", request.effort, {"", "low", "high", "max"}, "low, high or max"));
+  RETURN_IF_ERROR(CheckOneOf(request.effort_field, request.effort,
+                             {"", "low", "medium", "high", "max"},
+                             "low, medium (taken as high), high or max"));
   RETURN_IF_ERROR(CheckOneOf("tool_choice", request.tool_choice, {"", "auto", "none", "required"},
                              "auto, none or required"));
   return CheckResponseFormat(request.response_format);

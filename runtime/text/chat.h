@@ -32,9 +32,12 @@ struct ChatRequest {
   std::vector<ChatMessage> messages{};
   Json tools{};                    // null or an array of declarations in the OpenAI shape
   std::optional<bool> thinking{};  // K3 only; absent: on
-  std::string effort{};            // K3 only: low, high or max; empty: max
-  std::string tool_choice{};       // empty, auto, none or required
-  Json response_format{};          // null, "text", "json_object" or an object with a type
+  // K3 only: low, high or max; empty: max. The API that clients speak has a "medium" too, which the
+  // model was not taught; it means "high", so that nobody who asks for thought gets less of it.
+  std::string effort{};
+  std::string effort_field = "effort";  // what errors call it: the caller's name of the field
+  std::string tool_choice{};            // empty, auto, none or required
+  Json response_format{};               // null, "text", "json_object" or an object with a type
   bool add_generation_prompt = true;
 };
 

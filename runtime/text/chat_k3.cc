@@ -57,7 +57,9 @@ class Writer {
       RETURN_IF_ERROR(DeclareTools("tools", request_.tools, "tools"));
     }
     if (thinking_) {
-      const std::string effort = request_.effort.empty() ? "max" : request_.effort;
+      const std::string effort = request_.effort.empty()       ? "max"
+                                 : request_.effort == "medium" ? "high"
+                                                               : request_.effort;
       ASSIGN_OR_RETURN(const std::string text,
                        literals_.Fill("thinking_effort", effort, "thinking"));
       System("thinking-effort", PythonStrip(text));

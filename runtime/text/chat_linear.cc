@@ -17,7 +17,8 @@ absl::Status CheckFeatures(const ChatRequest& request) {
         "thinking: this model has no thinking block; leave it out or set it to false");
   }
   if (!request.effort.empty()) {
-    return InvalidArgument("effort: this model has no thinking effort; leave it out");
+    return InvalidArgument("%s: this model has no thinking effort; leave it out",
+                           request.effort_field);
   }
   if (request.tool_choice == "required") {
     return InvalidArgument(

@@ -1,7 +1,9 @@
 #include "services/router/front.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -13,9 +15,19 @@ namespace {
 
 constexpr size_t kRequestIdBytesMax = 128;
 
+// With as many digits as tell the value apart from its neighbours; most values here were float32.
+std::string Exact(double value) {
+  char digits[40];
+  const auto narrow = static_cast<float>(value);
+  const std::to_chars_result end = static_cast<double>(narrow) == value
+                                       ? std::to_chars(digits, std::end(digits), narrow)
+                                       : std::to_chars(digits, std::end(digits), value);
+  return std::string(digits, end.ptr);
+}
+
 absl::Status CheckRange(const char* field, double value, double low, double high) {
   if (std::isfinite(value) && value >= low && value <= high) return absl::OkStatus();
-  return InvalidArgument("%s: %g is out of range; use %g to %g", field, value, low, high);
+  return InvalidArgument("%s: %s is out of range; use %g to %g", field, Exact(value), low, high);
 }
 
 absl::Status CheckRequestId(const std::string& id) {
@@ -154,14 +166,16 @@ absl::StatusOr<mesh::Sampling> Front::CheckSampling(const v1::SamplingOptions& i
   out.set_presence_penalty(in.has_presence_penalty() ? in.presence_penalty() : 0);
   out.set_frequency_penalty(in.has_frequency_penalty() ? in.frequency_penalty() : 0);
   RETURN_IF_ERROR(CheckRange("temperature", out.temperature(), 0, 2));
-  RETURN_IF_ERROR(CheckRange("top_p", out.top_p(), 0, 1));
-  if (out.top_p() == 0) return InvalidArgument("top_p: 0 keeps no token; use more than 0, up to 1");
+  if (!(out.top_p() > 0 && out.top_p() <= 1)) {
+    return InvalidArgument("top_p: %s is out of range; use more than 0, up to 1",
+                           Exact(out.top_p()));
+  }
   RETURN_IF_ERROR(CheckRange("min_p", out.min_p(), 0, 1));
   RETURN_IF_ERROR(CheckRange("presence_penalty", out.presence_penalty(), -2, 2));
   RETURN_IF_ERROR(CheckRange("frequency_penalty", out.frequency_penalty(), -2, 2));
   if (!std::isfinite(out.repetition_penalty()) || out.repetition_penalty() <= 0) {
-    return InvalidArgument("repetition_penalty: %g; use a number above 0, 1 for none",
-                           out.repetition_penalty());
+    return InvalidArgument("repetition_penalty: %s; use a number above 0, 1 for none",
+                           Exact(out.repetition_penalty()));
   }
   if (out.top_k() > static_cast<uint32_t>(std::numeric_limits<int32_t>::max())) {
     return InvalidArgument("top_k: %d is too large; use 0 for no limit", out.top_k());
@@ -198,7 +212,8 @@ absl::StatusOr<PreparedRequest> Front::Prepare(GenerateSpec spec) const {
   ClientRequest& request = out.request;
   ASSIGN_OR_RETURN(request.sampling, CheckSampling(spec.sampling, spec.logprobs));
   if (spec.max_tokens < 0 || spec.max_tokens > std::numeric_limits<int32_t>::max()) {
-    return InvalidArgument("max_tokens: %d is out of range; use 1 or more", spec.max_tokens);
+    return InvalidArgument("max_tokens: %d is out of range; use 1 to %d, or 0 for what fits",
+                           spec.max_tokens, std::numeric_limits<int32_t>::max());
   }
   if (static_cast<int64_t>(spec.stop_token_ids.size()) > options_.stop_token_ids_max) {
     return InvalidArgument("stop_token_ids: %d entries; use at most %d", spec.stop_token_ids.size(),
@@ -229,6 +244,7 @@ absl::StatusOr<ChatRequest> ChatFromProto(const v1::ChatInput& chat) {
                    JsonField(chat.response_format_json(), "response_format_json", false));
   if (chat.has_thinking()) out.thinking = chat.thinking();
   out.effort = chat.thinking_effort();
+  out.effort_field = "thinking_effort";
   out.tool_choice = chat.tool_choice();
   for (int i = 0; i < chat.messages_size(); ++i) {
     const v1::ChatMessage& in = chat.messages(i);

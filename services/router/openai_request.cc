@@ -68,7 +68,7 @@ class Fields {
   }
 
   static std::string Kind(const Json& v) {
-    if (v.is_number_float()) return absl::StrFormat("the number %g", v.get<double>());
+    // All digits: a rounded number may look like a right one.
     if (v.is_number()) return "the number " + v.dump();
     return std::string(v.is_array() || v.is_object() ? "an " : "a ") + v.type_name();
   }
@@ -88,7 +88,10 @@ absl::Status ReadLogitBias(const Json& bias, v1::SamplingOptions* out) {
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
     if (error != std::errc() || end != key.data() + key.size() || token < 0 ||
         token > std::numeric_limits<int32_t>::max()) {
-      return InvalidArgument("logit_bias: \"%s\" is not a token id", key.substr(0, 40));
+      return InvalidArgument(
+          "logit_bias: \"%s\" is not a token id; use whole numbers from 0, below the vocabulary "
+          "size",
+          key.substr(0, 40));
     }
     if (!value.is_number()) {
       return InvalidArgument("logit_bias: the bias of token %d is %s; use a number", token,
@@ -117,7 +120,8 @@ absl::Status ReadSampling(const Fields& fields, v1::SamplingOptions* out) {
   if (frequency) out->set_frequency_penalty(static_cast<float>(*frequency));
   if (top_k) {
     if (*top_k < -1 || *top_k > std::numeric_limits<int32_t>::max()) {
-      return InvalidArgument("top_k: %d is out of range; use 0 or -1 for no limit", *top_k);
+      return InvalidArgument("top_k: %d is out of range; use 1 to %d, or 0 or -1 for no limit",
+                             *top_k, std::numeric_limits<int32_t>::max());
     }
     out->set_top_k(static_cast<uint32_t>(std::max<int64_t>(*top_k, 0)));
   }
@@ -163,7 +167,8 @@ absl::Status ReadMaxTokens(const Fields& fields, const char* name, int64_t* out)
   RETURN_IF_ERROR(fields.Get(name, &value));
   if (!value) return absl::OkStatus();
   if (*value < 1 || *value > std::numeric_limits<int32_t>::max()) {
-    return InvalidArgument("%s: %d is out of range; use 1 or more", name, *value);
+    return InvalidArgument("%s: %d is out of range; use 1 to %d", name, *value,
+                           std::numeric_limits<int32_t>::max());
   }
   *out = *value;
   return absl::OkStatus();
@@ -194,6 +199,7 @@ absl::Status ReadCommon(const Json& body, OpenAiRequest* out) {
 }
 
 absl::Status ReadThinking(const Fields& fields, ChatRequest* chat) {
+  chat->effort_field = "reasoning_effort";
   RETURN_IF_ERROR(fields.Get("reasoning_effort", &chat->effort));
   if (chat->effort == "none" || chat->effort == "minimal") {
     chat->thinking = false;

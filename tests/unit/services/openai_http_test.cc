@@ -199,6 +199,38 @@ TEST_F(OpenAiHttpTest, LogprobsInBothShapes) {
   EXPECT_EQ(streamed, tokens);
 }
 
+TEST_F(OpenAiHttpTest, MessagesNameTheWholeRangeAndAllDigits) {
+  Start();
+  const std::vector<std::pair<const char*, const char*>> cases = {
+      {R"("max_tokens": 0)", "use 1 to 2147483647"},
+      {R"("max_tokens": 3.0000000001)", "the number 3.0000000001"},
+      {R"("top_p": 0)", "top_p: 0 is out of range; use more than 0, up to 1"},
+      {R"("top_p": 1.5)", "use more than 0, up to 1"},
+      {R"("temperature": 2.0000002)", "temperature: 2.0000002 is out of range; use 0 to 2"},
+      {R"("logit_bias": {"x": 1})", "from 0, below the vocabulary size"},
+      {R"("top_k": -2)", "use 1 to 2147483647, or 0 or -1 for no limit"},
+  };
+  for (const auto& [more, expected] : cases) {
+    const Json e = Json::parse(Chat(more).body);
+    EXPECT_THAT(e["error"]["message"].get<std::string>(), HasSubstr(expected));
+  }
+}
+
+TEST_F(OpenAiHttpTest, RefusalsOfTheServerHaveTheShapeOfTheApi) {
+  Start();
+  const auto ask = [this](const std::string& path) {
+    RawHttp client(server->port());
+    client.Send("POST " + path + " HTTP/1.1\r\nHost: t\r\nContent-Length: 99999999999\r\n\r\n");
+    return client.ReadResponse();
+  };
+  const auto r = ask("/v1/completions");
+  EXPECT_EQ(r.status, 413);
+  const Json e = Json::parse(r.body);
+  EXPECT_EQ(e["error"]["type"], "invalid_request_error");
+  EXPECT_THAT(e["error"]["message"].get<std::string>(), HasSubstr("body is larger than"));
+  EXPECT_EQ(ask("/other").body.substr(0, 8), "the body");
+}
+
 TEST_F(OpenAiHttpTest, BadInputNamesTheFieldBeforeAnyWork) {
   Start();
   struct Case {
@@ -234,6 +266,10 @@ TEST_F(OpenAiHttpTest, BadInputNamesTheFieldBeforeAnyWork) {
       {R"("stream": 1)", 400, "stream"},
       {R"("stream_options": {"include_usage": true})", 400, "stream_options"},
       {R"("tools": {})", 400, "tools"},
+      {R"("tools": [{"function": {"name": "f"}}])", 400, "tools[0].type"},
+      {R"("tools": [{"type": "function", "function": {}}])", 400, "tools[0].function.name"},
+      {R"("reasoning_effort": "huge")", 400, "reasoning_effort"},
+      {R"("reasoning_effort": "high")", 400, "reasoning_effort"},
       {R"("tool_choice": {"type": "function"})", 400, "tool_choice"},
       {R"("model": "gpt-4")", 404, "model"},
       {R"("model": 4)", 400, "model"},

@@ -90,13 +90,26 @@ TEST_P(ChatTest, MarkersInUserFieldsStayText) {
   }
 }
 
+TEST(ChatK3Test, MediumEffortIsHigh) {
+  const auto tokenizer = GoldenTokenizer("kimi_k3");
+  const auto format = GoldenFormat("kimi_k3", *tokenizer);
+  ChatRequest r;
+  r.messages.push_back({.role = "user", .content = "hi"});
+  r.effort = "high";
+  const auto high = *format->Render(r);
+  r.effort = "medium";
+  EXPECT_EQ(*format->Render(r), high);
+  r.effort = "low";
+  EXPECT_NE(*format->Render(r), high);
+}
+
 TEST(ChatLinearTest, ToolChoiceNoneHidesTheTools) {
   const auto tokenizer = GoldenTokenizer("kimi_linear");
   const auto format = GoldenFormat("kimi_linear", *tokenizer);
   ChatRequest r;
   r.messages.push_back({.role = "user", .content = "hi"});
   const auto without = *format->Render(r);
-  r.tools = Json::array({{{"type", "function"}}});
+  r.tools = Json::array({{{"type", "function"}, {"function", {{"name", "f"}}}}});
   EXPECT_NE(*format->Render(r), without);
   r.tool_choice = "none";
   EXPECT_EQ(*format->Render(r), without);
