@@ -8,7 +8,7 @@
 #include "runtime/base/crc32c.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
-#include "runtime/transfer/incoming_state.h"
+#include "runtime/transfer/incoming_transfer.h"
 
 namespace deltamesh {
 namespace {
@@ -17,35 +17,6 @@ namespace {
 constexpr size_t kFailedIdsKept = 256;
 // Room in a long manifest besides its regions.
 constexpr int64_t kManifestFixedBytes = 4096;
-
-struct Transfer {
-  Transfer(RequestId id, uint32_t grant_serial, HandoffBuffers granted, IncomingState state)
-      : request_id(std::move(id)),
-        serial(grant_serial),
-        buffers(std::move(granted)),
-        incoming(std::move(state)) {}
-
-  const RequestId request_id;
-  const uint32_t serial;
-  HandoffBuffers buffers;
-  IncomingState incoming;  // into the memory of `buffers`
-  mesh::TransferKey key;
-  absl::Time limit;     // the request's deadline
-  absl::Time deadline;  // never after `limit`; moves with what arrives until the seal does
-  PeerId peer = 0;      // bound by the first manifest
-  absl::Time first_segment = absl::InfiniteFuture(), last_segment = absl::InfinitePast();
-
-  int in_flight = 0;  // payloads that may still write
-  bool ended = false;
-  bool silent = false;  // revoked: no event
-  Refusal refusal;
-  bool disconnect_asked = false;
-
-  double seconds() const {
-    return last_segment < first_segment ? 0.0 : absl::ToDoubleSeconds(last_segment - first_segment);
-  }
-};
-using TransferPtr = std::shared_ptr<Transfer>;
 
 // What has to be done once the mutex is released.
 struct Outcome {
@@ -83,6 +54,9 @@ absl::StatusOr<HandoffBuffers> HandoffBuffers::Reserve(const StatePools& pools, 
   RETURN_IF_ERROR(buffers.state_->Reserve(std::max<int64_t>(0, tokens - held_tokens)));
   return buffers;
 }
+
+using Transfer = IncomingTransfer;
+using TransferPtr = std::shared_ptr<Transfer>;
 
 class HandoffReceiver::Impl : public std::enable_shared_from_this<Impl> {
  public:
