@@ -130,7 +130,8 @@ TEST(MlaAttendSplits, NoSplitOfPairsOrTokensShows) {
 // |difference|) and 2 u for exp itself; the factors of merging blocks and spans multiply to the
 // same exponentials, 4 u for each of the `merges`. The weighted sum adds gamma(64 + merges) and
 // the division 1 u. All of it relative to sum p |c|, where the weights' relative error counts
-// twice (numerator and denominator). T(MlaAttendAccuracy, WithinTheBoundOfSoftmaxAttention) {
+// twice (numerator and denominator).
+TEST(MlaAttendAccuracy, WithinTheBoundOfSoftmaxAttention) {
   Random random(24);
   for (int64_t start : {0, 70, 600, 1500}) {
     const Case c = MakeCase(start, 3, 2, 40, 9, random);
