@@ -115,8 +115,7 @@ void RouterCore::Impl::Tick(absl::Time now) {
       Fail(*r, DeadlineExceeded("the request's deadline passed after %d of %d tokens", r->delivered,
                                 r->spec.max_tokens));
     } else if (r->phase == RequestPhase::kWaiting && now - r->waiting_since > options.waiting_max) {
-      Fail(*r, ResourceExhausted("waited %s for a worker with room; retry later",
-                                 absl::FormatDuration(options.waiting_max)));
+      FailWaiting(*r);
     } else if (r->phase == RequestPhase::kLanding && waited > options.landing_max) {
       Fail(*r, Unavailable("decode worker \"%s\" granted no landing within %s", r->decode_name,
                            absl::FormatDuration(options.landing_max)));

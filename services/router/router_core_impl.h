@@ -92,6 +92,7 @@ class RouterCore::Impl {
   void Requeue(RouterRequest& r, absl::Time now);
   // The same for a request that `full` had no room for: it has waited since before.
   void WaitForRoom(RouterRequest& r, LinkId full, absl::Time now);
+  void FailWaiting(RouterRequest& r);
   // Counts a failed hand-off. False: that was the last one and the request has ended with `why`.
   bool CountHandoffFailure(RouterRequest& r, const absl::Status& why);
 

@@ -227,9 +227,19 @@ void RouterCore::Impl::Requeue(RouterRequest& r, absl::Time now) {
   waiting.push_front(r.spec.request_id);
 }
 
+void RouterCore::Impl::FailWaiting(RouterRequest& r) {
+  Fail(r, ResourceExhausted("waited %s for a worker with room; retry later",
+                            absl::FormatDuration(options.waiting_max)));
+}
+
 void RouterCore::Impl::WaitForRoom(RouterRequest& r, LinkId full, absl::Time now) {
   ++counters.placement_refusals;
   const absl::Time since = r.waiting_since;
+  // Here too: a tick may find the request with a worker each time, and the wait would not end.
+  if (now - since > options.waiting_max) {
+    FailWaiting(r);
+    return members.MarkFull(full);
+  }
   Requeue(r, now);
   r.waiting_since = since;
   members.MarkFull(full);  // last: giving the room back must not undo it

@@ -183,6 +183,19 @@ TEST_F(RequestTest, RefusalsForWantOfRoomDoNotStartTheWaitAnew) {
   EXPECT_EQ(now, absl::FromUnixSeconds(1061));
 }
 
+TEST_F(RequestTest, TheWaitEndsAlsoWhenEveryTickFindsTheRequestWithAWorker) {
+  ASSERT_TRUE(Submit("a", 10).ok());
+  for (int second = 0; second <= 61 && core->gauges().live > 0; ++second) {
+    Drain();
+    core->Tick(now);
+    Failed(kDecode, "a", attempts["a"], absl::ResourceExhaustedError("no slab"));
+    now += absl::Seconds(1);
+    Beat(kPrefill);
+    Beat(kDecode);
+  }
+  EXPECT_THAT(Drain(), ::testing::HasSubstr("client a failed RESOURCE_EXHAUSTED: waited 1m"));
+}
+
 TEST_F(RequestTest, NothingOfACancelledRequestReachesTheNextOneOfItsId) {
   ASSERT_TRUE(Submit("a", 10).ok());
   Drain();
