@@ -236,12 +236,14 @@ class LostWorkersTest(MeshTestCase):
     def test_hung_decode(self):
         """A process that is there but does nothing: only its silence shows it."""
         running = self.long_answers(4)
-        self.mesh["decode-1"].pause()
+        hung = max((self.mesh[f"decode-{i}"] for i in range(self.decode)),
+                   key=lambda p: p.metrics().sum("deltamesh_requests"))
+        hung.pause()
         try:
             self.ends_within(8, running, allow_answers=True)
             self.check_serves(90)
         finally:
-            self.mesh["decode-1"].go_on()
+            hung.go_on()
         self.heal()
         wait_until(self.mesh.idle, 5, "pools back to baseline")
 

@@ -72,7 +72,7 @@ class ReadmeTest(unittest.TestCase):
 
     def help_knows_the_flags(self, command):
         """serve itself is tested in serve_test.py."""
-        text = self.run_command(f"{BINARY} serve --help")
+        text = self.run_command("build/bin/deltamesh serve --help")
         for flag in re.findall(r"--[a-z-]+", command):
             self.assertIn(flag, text)
 
