@@ -67,6 +67,13 @@ std::string Shorten(const std::string& line) {
   return line.size() <= 100 ? line : line.substr(0, 97) + "...";
 }
 
+// This program, as a shell in the same folder can call it.
+std::string OwnPath() {
+  std::error_code error;
+  const auto path = std::filesystem::read_symlink("/proc/self/exe", error);
+  return error ? "deltamesh" : path.string();
+}
+
 class Serve {
  public:
   Serve(const ServeOptions& options, const SignalWaiter& signals, RunDir* run_dir)
@@ -246,7 +253,7 @@ void Serve::PrintEndpoints(const Member& router) const {
             << "  grpcurl -plaintext -d '{\"chat\": {\"messages\": [{\"role\": \"user\", "
                "\"content\": \"Hello\"}]}, \"stop\": {\"max_tokens\": 16}}' \\\n    "
             << grpc << " deltamesh.v1.Inference/Generate\n"
-            << "  deltamesh chat --router " << grpc << "\n\n"
+            << "  " << OwnPath() << " chat --router " << grpc << "\n\n"
             << std::flush;
 }
 

@@ -77,7 +77,8 @@ class ServeTest(unittest.TestCase):
         self.start("--first-answer=What is a mesh?", "--first-answer-tokens=8")
         self.wait_for("Ctrl-C stops everything")
         text = self.text()
-        for words in ("ready ", "curl ", "grpcurl ", "prompt tokens", "8 answer tokens"):
+        for words in ("ready ", "curl ", "grpcurl ", f"{os.path.realpath(BINARY)} chat --router ",
+                      "prompt tokens", "8 answer tokens"):
             self.assertIn(words, text)
         http = re.search(r"http://([\d.]+:\d+)/v1 ", text).group(1)
         self.assertEqual(http_get(http, "/readyz")[0], 200)
