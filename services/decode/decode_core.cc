@@ -235,7 +235,7 @@ absl::Status DecodeCore::Run(Request& request, std::unique_ptr<SequenceState> st
 
 // ---- hand-offs -----------------------------------------------------------------------------------
 
-void DecodeCore::OnHandoffEvent(HandoffEvent event, absl::Time now) {
+void DecodeCore::OnHandoffEvent(HandoffEvent event, absl::Time) {
   if (auto* completed = std::get_if<HandoffCompleted>(&event)) {
     OnCompleted(std::move(*completed));
   } else {
