@@ -1,46 +1,18 @@
 // Manifests and seals too long for a header: whatever becomes of their transfer meanwhile, their
 // payload never has to land anywhere and never ends the process.
 
-#include "tests/unit/transfer/handoff_fixture.h"
+#include "tests/unit/transfer/raw_handoff.h"
 
 namespace deltamesh {
 namespace {
 
 // So many regions that manifest and seal both travel in the payload.
-class HandoffPayloadTest : public HandoffTest, public MessageHandler {
+class HandoffPayloadTest : public RawHandoffTest {
  protected:
-  HandoffPayloadTest() : HandoffTest(InprocOptions{InprocDelivery::kQueued}) {
+  HandoffPayloadTest() : RawHandoffTest(InprocOptions{InprocDelivery::kQueued}) {
     layout_.mla_layers = 400;
     layout_.rank = 1;
     layout_.rope = 0;
-  }
-
-  void StartRaw() {
-    Start();
-    raw_ = *network_->Open("raw");
-    raw_->SetHandler(MessageType::kHandoffVerdict, this);
-    peer_ = *raw_->Connect("decode-0");
-  }
-  void TearDown() override {
-    raw_.reset();
-    HandoffTest::TearDown();
-  }
-
-  absl::StatusOr<Landing> OnMessage(const Arrival& arrival) override {
-    mesh::Verdict verdict;
-    CHECK(verdict.ParseFromArray(arrival.header.data(), static_cast<int>(arrival.header.size())));
-    verdicts_.push_back(verdict);
-    return Landing{};
-  }
-  void OnPeerLost(PeerId, const absl::Status&) override {}
-
-  static mesh::TransferKey KeyOf(const mesh::Landing& landing) {
-    mesh::TransferKey key;
-    key.set_transfer_id(landing.transfer_id());
-    key.set_token_low(landing.token_low());
-    key.set_token_high(landing.token_high());
-    key.set_receiver_epoch(landing.receiver_epoch());
-    return key;
   }
 
   // A good manifest, as the sender would put it into a payload.
@@ -74,10 +46,6 @@ class HandoffPayloadTest : public HandoffTest, public MessageHandler {
   }
 
   mesh::RefusalReason LastReason() const { return verdicts_.back().reason(); }
-
-  std::vector<mesh::Verdict> verdicts_;
-  std::unique_ptr<Transport> raw_;
-  PeerId peer_ = 0;
 };
 
 TEST_F(HandoffPayloadTest, UnknownTransfer) {

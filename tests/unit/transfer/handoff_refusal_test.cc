@@ -2,44 +2,15 @@
 // behind.
 
 #include "runtime/base/crc32c.h"
-#include "tests/unit/transfer/handoff_fixture.h"
+#include "tests/unit/transfer/raw_handoff.h"
 
 namespace deltamesh {
 namespace {
 
 uint32_t Crc32cOfZeros(size_t size) { return Crc32c(std::vector<std::byte>(size)); }
 
-// Plays a sender by hand, so that each message can be wrong in one way.
-class HandoffRefusalTest : public HandoffTest, public MessageHandler {
+class HandoffRefusalTest : public RawHandoffTest {
  protected:
-  void StartRaw() {
-    Start();
-    raw_ = *network_->Open("raw");
-    raw_->SetHandler(MessageType::kHandoffVerdict, this);
-    peer_ = *raw_->Connect("decode-0");
-  }
-  void TearDown() override {
-    raw_.reset();
-    HandoffTest::TearDown();
-  }
-
-  absl::StatusOr<Landing> OnMessage(const Arrival& arrival) override {
-    mesh::Verdict verdict;
-    CHECK(verdict.ParseFromArray(arrival.header.data(), static_cast<int>(arrival.header.size())));
-    verdicts_.push_back(verdict);
-    return Landing{};
-  }
-  void OnPeerLost(PeerId, const absl::Status&) override {}
-
-  static mesh::TransferKey KeyOf(const mesh::Landing& landing) {
-    mesh::TransferKey key;
-    key.set_transfer_id(landing.transfer_id());
-    key.set_token_low(landing.token_low());
-    key.set_token_high(landing.token_high());
-    key.set_receiver_epoch(landing.receiver_epoch());
-    return key;
-  }
-
   mesh::Manifest GoodManifest(const mesh::Landing& landing) {
     mesh::Manifest manifest;
     *manifest.mutable_key() = KeyOf(landing);
@@ -96,10 +67,6 @@ class HandoffRefusalTest : public HandoffTest, public MessageHandler {
     SendRaw(MessageType::kHandoffSegment, segment, bytes);
     ExpectRawRefusal(reason, mesh::Verdict::SEGMENT);
   }
-
-  std::vector<mesh::Verdict> verdicts_;
-  std::unique_ptr<Transport> raw_;
-  PeerId peer_ = 0;
 };
 
 TEST_F(HandoffRefusalTest, FlippedPayloadByte) {
