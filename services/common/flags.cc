@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <cstdio>
 #include <fstream>
 
@@ -50,21 +49,6 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
       ->capture_default_str();
 }
 
-absl::StatusOr<std::pair<std::string, int>> ParseHostPort(std::string_view flag,
-                                                          std::string_view text) {
-  const size_t colon = text.rfind(':');
-  if (colon == std::string_view::npos || colon == 0) {
-    return InvalidArgument("%s: \"%s\" is not host:port", flag, text);
-  }
-  int port = -1;
-  const std::string_view digits = text.substr(colon + 1);
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), port);
-  if (error != std::errc() || end != digits.data() + digits.size() || port < 0 || port > 65535) {
-    return InvalidArgument("%s: the port of \"%s\" is not a number from 0 to 65535", flag, text);
-  }
-  return std::make_pair(std::string(text.substr(0, colon)), port);
-}
-
 LogLevel ParseLogLevel(std::string_view name) {
   if (name == "debug") return LogLevel::kDebug;
   if (name == "warning") return LogLevel::kWarning;
@@ -73,10 +57,11 @@ LogLevel ParseLogLevel(std::string_view name) {
 }
 
 absl::Status FinishWorkerFlags(std::string_view role, WorkerFlags* flags) {
-  RETURN_IF_ERROR(ParseHostPort("--listen", flags->listen).status());
-  RETURN_IF_ERROR(ParseHostPort("--http", flags->http).status());
+  RETURN_IF_ERROR(CheckListen("--listen", flags->listen));
+  RETURN_IF_ERROR(CheckListen("--http", flags->http));
   RETURN_IF_ERROR(ParseHostPort("--transport-listen", flags->transport_listen).status());
-  const bool any = flags->transport_listen.starts_with("0.0.0.0:");
+  const bool any = flags->transport_listen.starts_with("0.0.0.0:") ||
+                   flags->transport_listen.starts_with("[::]:");
   if (any && flags->transport_advertise.empty()) {
     return InvalidArgument(
         "--transport-listen: %s names no address others can dial; add --transport-advertise",

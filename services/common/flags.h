@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "runtime/base/log.h"
+#include "services/common/address.h"
 
 namespace CLI {
 class App;
@@ -34,10 +34,6 @@ struct WorkerFlags {
   std::string log_level = "info";
 };
 void AddWorkerFlags(CLI::App* app, WorkerFlags* flags);
-
-// "host:port" with a port in [0, 65535].
-absl::StatusOr<std::pair<std::string, int>> ParseHostPort(std::string_view flag,
-                                                          std::string_view text);
 
 // One of the names AddWorkerFlags accepts; anything else is info.
 LogLevel ParseLogLevel(std::string_view name);

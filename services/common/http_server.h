@@ -2,6 +2,15 @@
 // what is served. Malformed HTTP is answered with 400, an unknown method with 501, a body or header
 // over its bound with 413 or 431, a connection over the bound is closed with 503.
 //
+// When is a client gone? A reset or a failed write says so. The end of its sending side alone does not:
+// a client may end it after its last request and still read (RFC 9112, 9.6), and one that closed the
+// connection altogether looks the same until something is sent to it. So, once, the server sends a few
+// bytes that mean nothing in that place: an interim response "100 Continue" before the status line, a
+// leading zero of the next chunk's size after it. The system of a client that is gone answers with a
+// reset, within a round trip; a client that is there gets its answer. Before HTTP/1.1 neither exists:
+// there, the end of the sending side ends a request whose answer is still being made. A client that was
+// cut off without a word is noticed by writes only.
+//
 // Threads: the server runs its own. Handle() is called on one of them and must not block: it
 // answers through the responder, now or later, from any thread.
 #pragma once
@@ -68,8 +77,8 @@ class HttpHandler {
 };
 
 struct HttpOptions {
-  std::string address = "127.0.0.1";
-  int port = 0;  // 0: any free one; see HttpServer::port()
+  std::string address = "127.0.0.1";  // a name or an address, IPv6 without brackets
+  int port = 0;                       // 0: any free one; see HttpServer::port()
   int threads = 2;
   int64_t connections_max = 4096;
   int64_t header_bytes_max = 32 << 10;
@@ -87,6 +96,11 @@ class HttpServer {
                                                            HttpHandler* handler);
   virtual ~HttpServer() = default;  // cuts what is open
   virtual int port() const = 0;
+  // host:port as others can dial it, IPv6 in brackets.
+  virtual std::string address() const = 0;
+  // Takes no more connections, ends those there are after their current answers, and waits up to `limit`
+  // until every answer is on its way. False when some is not.
+  virtual bool Drain(absl::Duration limit) = 0;
 };
 
 }  // namespace deltamesh

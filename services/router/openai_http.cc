@@ -1,5 +1,7 @@
 #include "services/router/openai_http.h"
 
+#include <algorithm>
+#include <cctype>
 #include <utility>
 
 #include "runtime/base/status.h"
@@ -81,6 +83,31 @@ class HttpAnswer final : public AnswerSink {
   bool begun_ = false;
 };
 
+// "application/json", or a type that says it is JSON as well: "application/problem+json". Parameters
+// such as a charset change nothing: JSON is UTF-8.
+bool IsJson(std::string_view content_type) {
+  std::string type(content_type.substr(0, content_type.find(';')));
+  type.erase(std::remove_if(type.begin(), type.end(),
+                            [](unsigned char c) { return std::isspace(c) != 0; }),
+             type.end());
+  std::transform(type.begin(), type.end(), type.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return type == "application/json" ||
+         (type.starts_with("application/") && type.ends_with("+json"));
+}
+
+// The types that a web page of any other origin may send without asking, none at all among them, are not
+// taken: a browser must not be a way into a private mesh.
+HttpResponse MediaTypeError(std::string_view content_type) {
+  HttpResponse response = ErrorReply(InvalidArgument(
+      "Content-Type: %s; send the header \"Content-Type: application/json\" with a JSON body",
+      content_type.empty() ? "is missing"
+                           : absl::StrFormat("\"%s\" is not JSON", content_type.substr(0, 100))));
+  response.status = 415;
+  response.headers = {{"Accept-Post", "application/json"}};
+  return response;
+}
+
 HttpResponse MethodError(const std::string& path, const char* allowed) {
   HttpResponse response = ErrorReply(InvalidArgument("%s answers %s only", path, allowed));
   response.status = 405;
@@ -107,6 +134,8 @@ void OpenAiHttp::Handle(HttpRequest request, std::shared_ptr<HttpResponder> resp
   const bool chat = request.path == "/v1/chat/completions";
   if (chat || request.path == "/v1/completions") {
     if (request.method != "POST") return responder->Send(MethodError(request.path, "POST"));
+    const std::string_view type = request.Header("content-type");
+    if (!IsJson(type)) return responder->Send(MediaTypeError(type));
     return Accept(std::move(request), chat, std::move(responder));
   }
   const bool one = request.path.starts_with(std::string(kModels) + "/");

@@ -19,13 +19,13 @@ std::string Dump(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// The field at the start of "field: what is wrong", if the message starts so.
+// The field or header at the start of "field: what is wrong", if the message starts so.
 std::string FieldOf(const std::string& message) {
   const size_t colon = message.find(": ");
   if (colon == message.npos || colon == 0 || colon > 80) return "";
   const bool name = std::all_of(
       message.begin(), message.begin() + static_cast<int64_t>(colon), [](unsigned char c) {
-        return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '[' || c == ']';
+        return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '.' || c == '[' || c == ']';
       });
   return name ? message.substr(0, colon) : "";
 }

@@ -11,6 +11,9 @@
 namespace deltamesh {
 namespace {
 
+constexpr double kExactMax =
+    9007199254740991.0;  // 2^53 - 1: each whole number up to it is a double
+
 // Typed access to the fields of one object. Absent and null leave the output as it is.
 class Fields {
  public:
@@ -54,17 +57,27 @@ class Fields {
     return absl::OkStatus();
   }
 
+  // The one rule for integers: a number without a fraction, written as 5, 5.0 or 5e0. Of those with a
+  // point or an exponent only what a double holds exactly is taken, so none is silently rounded.
   static absl::StatusOr<int64_t> Integer(const std::string& field, const Json& v) {
     if (v.is_number_unsigned() && v.get<uint64_t>() > std::numeric_limits<int64_t>::max()) {
       return InvalidArgument("%s: %s is too large", field, v.dump());
     }
     if (v.is_number_integer()) return v.get<int64_t>();
-    // Some clients write 5.0.
-    if (v.is_number_float() && std::nearbyint(v.get<double>()) == v.get<double>() &&
-        std::abs(v.get<double>()) < 9e15) {
-      return static_cast<int64_t>(v.get<double>());
+    if (v.is_number_float()) {
+      const double value = v.get<double>();
+      if (std::nearbyint(value) == value && std::abs(value) <= kExactMax) {
+        return static_cast<int64_t>(value);
+      }
     }
     return InvalidArgument("%s: is %s; use a whole number", field, Kind(v));
+  }
+
+  // The same for what takes all 64 bits: -1 is the largest value.
+  static absl::StatusOr<uint64_t> Bits(const std::string& field, const Json& v) {
+    if (v.is_number_unsigned()) return v.get<uint64_t>();
+    ASSIGN_OR_RETURN(const int64_t value, Integer(field, v));
+    return static_cast<uint64_t>(value);
   }
 
   static std::string Kind(const Json& v) {
@@ -104,7 +117,7 @@ absl::Status ReadLogitBias(const Json& bias, v1::SamplingOptions* out) {
 
 absl::Status ReadSampling(const Fields& fields, v1::SamplingOptions* out) {
   std::optional<double> temperature, top_p, min_p, repetition, presence, frequency;
-  std::optional<int64_t> top_k, seed;
+  std::optional<int64_t> top_k;
   RETURN_IF_ERROR(fields.Get("temperature", &temperature));
   RETURN_IF_ERROR(fields.Get("top_p", &top_p));
   RETURN_IF_ERROR(fields.Get("top_k", &top_k));
@@ -126,9 +139,8 @@ absl::Status ReadSampling(const Fields& fields, v1::SamplingOptions* out) {
     out->set_top_k(static_cast<uint32_t>(std::max<int64_t>(*top_k, 0)));
   }
   if (const Json* v = fields.Find("seed")) {
-    if (!v->is_number_integer()) return fields.Wrong("seed", *v, "a whole number");
-    out->set_seed(v->is_number_unsigned() ? v->get<uint64_t>()
-                                          : static_cast<uint64_t>(v->get<int64_t>()));
+    ASSIGN_OR_RETURN(const uint64_t seed, Fields::Bits("seed", *v));
+    out->set_seed(seed);
   }
   if (const Json* bias = fields.Find("logit_bias")) RETURN_IF_ERROR(ReadLogitBias(*bias, out));
   return absl::OkStatus();

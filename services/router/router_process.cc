@@ -77,7 +77,8 @@ class RouterProcess {
     ASSIGN_OR_RETURN(http_, HttpServer::Start(flags_.http_options, ops_.get()));
     Print();
     if (flags_.ports_file.empty()) return absl::OkStatus();
-    return WriteKeyValues(flags_.ports_file, {{"grpc", grpc_->address()}, {"http", HttpAddress()}});
+    return WriteKeyValues(flags_.ports_file,
+                          {{"grpc", grpc_->address()}, {"http", http_->address()}});
   }
 
   void Serve(const SignalWaiter& signals) {
@@ -124,12 +125,6 @@ class RouterProcess {
     return router_->snapshot().ready;
   }
 
-  std::string HttpAddress() const {
-    std::string host = flags_.http_options.address;
-    if (host == "0.0.0.0" || host == "::") host = "127.0.0.1";
-    return absl::StrFormat("%s:%d", host, http_->port());
-  }
-
   void Print() const {
     std::vector<std::pair<std::string, std::string>> lines = {
         {"model", flags_.model},
@@ -137,7 +132,7 @@ class RouterProcess {
         {"family", front_->model_info().family()},
         {"random_weights", front_->model_info().random_weights() ? "yes: answers are noise" : "no"},
         {"grpc", grpc_->address()},
-        {"http", HttpAddress()},
+        {"http", http_->address()},
         {"drain_seconds", absl::StrFormat("%g", flags_.drain_seconds)},
         {"text_bytes_max", std::to_string(flags_.front.text_bytes_max)},
         {"logit_bias_max", std::to_string(flags_.front.logit_bias_max)},
@@ -178,8 +173,8 @@ class RouterProcess {
 };
 
 absl::Status Run(RouterFlags flags, const SignalWaiter& signals) {
-  RETURN_IF_ERROR(ParseHostPort("--listen", flags.listen).status());
-  RETURN_IF_ERROR(ParseHostPort("--http", flags.http).status());
+  RETURN_IF_ERROR(CheckListen("--listen", flags.listen));
+  RETURN_IF_ERROR(CheckListen("--http", flags.http));
   flags.front.model = flags.model;
   flags.core.waiting_max = absl::Seconds(flags.waiting_seconds);
   flags.core.request_max = absl::Seconds(flags.request_seconds);

@@ -7,9 +7,11 @@
 #include <atomic>
 #include <mutex>
 #include <thread>
+#include <tuple>
 
 #include "absl/synchronization/notification.h"
 #include "runtime/base/log.h"
+#include "services/common/address.h"
 #include "services/common/http_ops.h"
 #include "services/common/metrics.h"
 #include "tests/unit/services/raw_http.h"
@@ -58,6 +60,18 @@ class TestHandler final : public HttpHandler {
       std::lock_guard lock(mu);
       held.push_back(responder);
     }
+  }
+
+  // The newest of the held, once there is one.
+  std::shared_ptr<HttpResponder> Held() {
+    for (int i = 0; i < 5000; ++i) {
+      {
+        std::lock_guard lock(mu);
+        if (!held.empty()) return held.back();
+      }
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    throw std::runtime_error("no request is held");
   }
 
   std::mutex mu;
@@ -233,6 +247,98 @@ TEST_F(HttpServerTest, GoneClientIsNoticedAfterStrayBytes) {
   EXPECT_TRUE(handler.gone.WaitForNotificationWithTimeout(absl::Seconds(1)));
 }
 
+// Until somebody asks, the end of what a client sends is not the end of the client.
+TEST_F(HttpServerTest, ClientThatEndsItsSideIsAnswered) {
+  Start();
+  for (const std::string path : {"/echo", "/stream"}) {
+    RawHttp client(server->port());
+    client.Send(RawHttp::Get(path));
+    client.EndSending();
+    EXPECT_EQ(client.ReadResponse().status, 200) << path;
+    EXPECT_EQ(client.ReadAll(), "");  // no further request can come: the connection ends
+    EXPECT_TRUE(client.closed_by_peer());
+  }
+}
+
+TEST_F(HttpServerTest, ClientThatEndsItsSideIsAnsweredLater) {
+  Start();
+  RawHttp client(server->port());
+  client.Send(RawHttp::Get("/hold"));
+  client.EndSending();
+  // The sign of life that is asked for, before any status line.
+  EXPECT_EQ(client.ReadUntil("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
+  absl::SleepFor(absl::Milliseconds(50));
+  EXPECT_FALSE(handler.gone.HasBeenNotified());
+  handler.Held()->Send(
+      {.status = 200, .content_type = "text/plain", .headers = {}, .body = "late"});
+  EXPECT_EQ(client.ReadResponse().body, "late");
+}
+
+TEST_F(HttpServerTest, ClientThatEndsItsSideGetsTheWholeStream) {
+  Start();
+  RawHttp client(server->port());
+  client.Send(RawHttp::Get("/hold-stream"));
+  EXPECT_THAT(client.ReadUntil("first\r\n"), HasSubstr("first"));
+  client.EndSending();
+  EXPECT_EQ(client.ReadBytes(1), "0");  // of the next chunk's size
+  absl::SleepFor(absl::Milliseconds(50));
+  EXPECT_FALSE(handler.gone.HasBeenNotified());
+  EXPECT_TRUE(handler.Held()->Write("more"));
+  EXPECT_EQ(client.ReadUntil("more\r\n"), "4\r\nmore\r\n");
+  handler.Held()->End();
+  EXPECT_EQ(client.ReadAll(), "0\r\n\r\n");
+  EXPECT_TRUE(client.closed_by_peer());
+}
+
+TEST_F(HttpServerTest, SignOfLifeMayEndAsTheLastChunk) {
+  Start();
+  RawHttp client(server->port());
+  client.Send(RawHttp::Get("/hold-stream"));
+  EXPECT_THAT(client.ReadUntil("first\r\n"), HasSubstr("first"));
+  client.EndSending();
+  EXPECT_EQ(client.ReadBytes(1), "0");
+  handler.Held()->End();
+  EXPECT_EQ(client.ReadAll(), "0\r\n\r\n");  // "00": a last chunk as well
+}
+
+TEST_F(HttpServerTest, PipelinedRequestsAreAnsweredAfterTheEndOfSending) {
+  Start();
+  RawHttp client(server->port());
+  client.Send(RawHttp::Get("/hold") + RawHttp::Post("/echo", "next"));
+  client.EndSending();
+  EXPECT_EQ(client.ReadUntil("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
+  handler.Held()->Send({.status = 200, .content_type = "text/plain", .headers = {}, .body = "one"});
+  EXPECT_EQ(client.ReadResponse().body, "one");
+  EXPECT_EQ(client.ReadResponse().body, "POST:next");
+}
+
+TEST_F(HttpServerTest, ClientThatEndedItsSideAndThenLeavesIsNoticed) {
+  Start();
+  RawHttp client(server->port());
+  client.Send(RawHttp::Get("/hold-stream"));
+  EXPECT_THAT(client.ReadUntil("first\r\n"), HasSubstr("first"));
+  client.EndSending();
+  EXPECT_EQ(client.ReadBytes(1), "0");
+  client.Close();
+  for (int i = 0; i < 1000 && !handler.gone.HasBeenNotified(); ++i) {
+    handler.Held()->Write("more");
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_TRUE(handler.gone.HasBeenNotified());
+}
+
+TEST_F(HttpServerTest, OldClientThatEndsItsSideIsGone) {
+  Start();
+  RawHttp client(server->port());
+  client.Send("GET /hold HTTP/1.0\r\n\r\n");
+  client.EndSending();
+  EXPECT_TRUE(handler.gone.WaitForNotificationWithTimeout(absl::Seconds(1)));
+  RawHttp quick(server->port());
+  quick.Send("GET /echo HTTP/1.0\r\n\r\n");
+  quick.EndSending();
+  EXPECT_THAT(quick.ReadAll(), HasSubstr("GET:"));
+}
+
 TEST_F(HttpServerTest, BytesSentAheadAreTheNextRequest) {
   Start();
   RawHttp client(server->port());
@@ -329,6 +435,86 @@ TEST_F(HttpServerTest, TakenPortIsNamed) {
   const auto second = HttpServer::Start(options, &handler);
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(second.status().message()), HasSubstr(std::to_string(options.port)));
+}
+
+TEST_F(HttpServerTest, ListensOnNamesAndIpv6) {
+  const bool ipv6 = CheckListen("--http", "[::1]:0").ok();
+  for (const char* text : {"localhost:0", "0.0.0.0:0", "[::1]:0", "[::]:0"}) {
+    const auto at = ParseHostPort("--http", text);
+    ASSERT_TRUE(at.ok()) << at.status();
+    if (at->first.find(':') != std::string::npos && !ipv6) continue;  // a machine without
+    HttpOptions options;
+    options.address = at->first;
+    Start(options);
+    const bool only6 = at->first == "::1";
+    if (!only6) {
+      EXPECT_EQ(Ask(RawHttp::Get("/echo")).body, "GET:") << text;
+    }
+    const auto dialled = ParseHostPort("--http", server->address());
+    ASSERT_TRUE(dialled.ok()) << server->address();
+    EXPECT_EQ(dialled->second, server->port());
+    if (at->first != "0.0.0.0" && ipv6) {
+      RawHttp client(server->port(), AF_INET6);
+      // A machine may know localhost by one kind of address only.
+      if (at->first == "localhost" && !client.connected()) continue;
+      client.Send(RawHttp::Get("/echo"));
+      EXPECT_EQ(client.ReadResponse().body, "GET:") << text;
+    }
+    EXPECT_EQ(RawHttp(server->port()).connected(), !only6) << text;
+  }
+}
+
+TEST_F(HttpServerTest, DrainWaitsForAnswersAndTakesNothingNew) {
+  Start();
+  RawHttp client(server->port());
+  client.Send(RawHttp::Get("/hold"));
+  const auto responder = handler.Held();
+  EXPECT_FALSE(server->Drain(absl::Milliseconds(20)));
+  EXPECT_FALSE(RawHttp(server->port()).connected());
+  responder->Send({.status = 200, .content_type = "text/plain", .headers = {}, .body = "done"});
+  EXPECT_TRUE(server->Drain(absl::Seconds(5)));
+  EXPECT_EQ(client.ReadResponse().body, "done");
+  client.Send(RawHttp::Get("/echo"));
+  EXPECT_THAT(client.ReadResponse().head, HasSubstr("Connection: close"));
+  EXPECT_EQ(client.ReadAll(), "");
+  EXPECT_TRUE(client.closed_by_peer());
+}
+
+TEST(AddressTest, WhatPeopleWriteIsReadOrRefusedByName) {
+  const std::vector<std::tuple<const char*, const char*, int>> good = {
+      {"localhost:8080", "localhost", 8080}, {"0.0.0.0:0", "0.0.0.0", 0},
+      {"[::]:65535", "::", 65535},           {"[::1]:8080", "::1", 8080},
+      {"[fe80::1%lo]:1", "fe80::1%lo", 1},
+  };
+  for (const auto& [text, host, port] : good) {
+    const auto at = ParseHostPort("--http", text);
+    ASSERT_TRUE(at.ok()) << at.status();
+    EXPECT_EQ(at->first, host);
+    EXPECT_EQ(at->second, port);
+    EXPECT_EQ(JoinHostPort(host, port), text);
+  }
+  for (const char* text :
+       {"", "8080", ":8080", "localhost", "localhost:", "localhost:x", "localhost:65536",
+        "localhost:-1", "::1:8080", "[::1]", "[::1:80", "[]:80", "http://localhost:80", "a b:80"}) {
+    const absl::Status status = ParseHostPort("--http", text).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << text;
+    EXPECT_THAT(std::string(status.message()), StartsWith("--http: ")) << text;
+  }
+}
+
+TEST(AddressTest, WhatCannotBeListenedOnIsKnownBefore) {
+  EXPECT_TRUE(CheckListen("--http", "localhost:0").ok());
+  for (const char* text : {"192.0.2.1:0", "no.such.host.invalid:80"}) {
+    const absl::Status status = CheckListen("--http", text);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("is no address of this machine"));
+  }
+  TestHandler handler;
+  const auto server = HttpServer::Start({}, &handler);
+  ASSERT_TRUE(server.ok());
+  const absl::Status taken = CheckListen("--http", (*server)->address());
+  EXPECT_TRUE(absl::IsUnavailable(taken)) << taken;
+  EXPECT_THAT(std::string(taken.message()), HasSubstr((*server)->address()));
 }
 
 TEST(HttpOpsTest, HealthReadinessAndMetrics) {

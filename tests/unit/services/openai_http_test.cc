@@ -216,6 +216,103 @@ TEST_F(OpenAiHttpTest, MessagesNameTheWholeRangeAndAllDigits) {
   }
 }
 
+// One rule for every field that holds an integer.
+TEST_F(OpenAiHttpTest, WholeNumbersMayBeWrittenAsFloats) {
+  Start();
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      // (before the number, after it)
+      {R"({"prompt": "a", "max_tokens": )", "}"},
+      {R"({"prompt": "a", "top_k": )", "}"},
+      {R"({"prompt": "a", "seed": )", "}"},
+      {R"({"prompt": "a", "n": )", "}"},
+      {R"({"prompt": "a", "best_of": )", "}"},
+      {R"({"prompt": "a", "logprobs": )", "}"},
+      {R"({"prompt": "a", "stop_token_ids": [)", "]}"},
+      {R"({"prompt": [)", "]}"},
+      {R"({"prompt": [[)", "]]}"},
+      {R"({"messages": [{"role": "user", "content": "a"}], "max_tokens": )", "}"},
+      {R"({"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": )", "}"},
+      {R"({"messages": [{"role": "user", "content": "a"}], "logprobs": true, "top_logprobs": )",
+       "}"},
+  };
+  for (const auto& [before, after] : cases) {
+    const char* path =
+        before.find("messages") == before.npos ? "/v1/completions" : "/v1/chat/completions";
+    for (const char* number : {"1", "1.0", "1e0", "10e-1"}) {
+      const auto r = Post(path, before + number + after);
+      EXPECT_EQ(r.status, 200) << before << number << " " << r.body;
+    }
+    for (const char* number : {"1.5", "1e300", "1e16", "true", "{}"}) {
+      const auto r = Post(path, before + number + after);
+      EXPECT_EQ(r.status, 400) << before << number;
+      EXPECT_THAT(r.body, HasSubstr("whole number")) << before << number << " " << r.body;
+    }
+  }
+  const std::vector<std::pair<const char*, uint64_t>> seeds = {
+      {"7.0", 7},
+      {"-1.0", ~uint64_t{0}},
+      {"-1", ~uint64_t{0}},
+      {"18446744073709551615", ~uint64_t{0}},
+      {"9007199254740991.0", (uint64_t{1} << 53) - 1},
+  };
+  for (const auto& [text, seed] : seeds) {
+    Chat("\"seed\": " + std::string(text));
+    EXPECT_EQ(mesh->started().back().sampling().seed(), seed) << text;
+  }
+}
+
+TEST_F(OpenAiHttpTest, BodiesThatDoNotSayTheyAreJsonAreRefused) {
+  Start();
+  const auto post = [this](const std::string& path, const std::string& header) {
+    const std::string body = R"({"prompt": "a", "messages": [{"role": "user", "content": "a"}]})";
+    RawHttp client(server->port());
+    client.Send("POST " + path + " HTTP/1.1\r\nHost: t\r\n" + header +
+                "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
+    return client.ReadResponse();
+  };
+  for (const char* path : {"/v1/completions", "/v1/chat/completions"}) {
+    for (const char* type :
+         {"application/json", "Application/JSON ; charset=utf-8", "application/vnd.api+json"}) {
+      EXPECT_EQ(post(path, "Content-Type: " + std::string(type) + "\r\n").status, 200) << type;
+    }
+    // curl's own, those a web page may send unasked, and none.
+    for (const char* header :
+         {"Content-Type: application/x-www-form-urlencoded\r\n", "Content-Type: text/plain\r\n",
+          "Content-Type: multipart/form-data; boundary=application/json\r\n",
+          "Content-Type: application/jsonp\r\n", "Content-Type: text/html+json\r\n", ""}) {
+      const size_t before = mesh->started().size();
+      const auto r = post(path, header);
+      EXPECT_EQ(r.status, 415) << header;
+      const Json e = Json::parse(r.body);
+      EXPECT_EQ(e["error"]["type"], "invalid_request_error");
+      EXPECT_EQ(e["error"]["param"], "Content-Type");
+      EXPECT_THAT(e["error"]["message"].get<std::string>(),
+                  HasSubstr("send the header \"Content-Type: application/json\""));
+      EXPECT_EQ(mesh->started().size(), before);
+    }
+  }
+}
+
+TEST_F(OpenAiHttpTest, ClientThatEndsItsSideIsAnswered) {
+  script = [this](const mesh::StartDecode&) {
+    Script s = mesh->Say("one two three");
+    s.gap = absl::Milliseconds(20);
+    return s;
+  };
+  Start();
+  for (const char* stream : {"false", "true"}) {
+    RawHttp client(server->port());
+    client.Send(RawHttp::Post(
+        "/v1/chat/completions",
+        R"({"messages":[{"role":"user","content":"a"}],"stream":)" + std::string(stream) + "}"));
+    client.EndSending();
+    const auto r = client.ReadResponse();
+    EXPECT_EQ(r.status, 200);
+    EXPECT_THAT(r.body, HasSubstr(stream[0] == 't' ? "[DONE]" : "one two three"));
+  }
+  EXPECT_EQ(mesh->cancelled_count(), 0u);
+}
+
 TEST_F(OpenAiHttpTest, RefusalsOfTheServerHaveTheShapeOfTheApi) {
   Start();
   const auto ask = [this](const std::string& path) {

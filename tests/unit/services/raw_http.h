@@ -16,7 +16,11 @@ namespace deltamesh {
 
 class RawHttp {
  public:
-  explicit RawHttp(int port) {
+  explicit RawHttp(int port, int family = AF_INET) {
+    if (family == AF_INET6) {
+      Connect6(port);
+      return;
+    }
     fd_ = ::socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -32,6 +36,8 @@ class RawHttp {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;
   }
+  // Says that nothing more comes from here; answers are still read.
+  void EndSending() { ::shutdown(fd_, SHUT_WR); }
   // False when the server closed first.
   bool Send(std::string_view bytes) {
     while (!bytes.empty()) {
@@ -69,7 +75,9 @@ class RawHttp {
   // One whole answer, by its Content-Length or its chunks (decoded).
   Response ReadResponse(int limit_ms = 10000) {
     Response r;
-    r.head = ReadUntil("\r\n\r\n", limit_ms);
+    do {  // interim answers are passed over, as every client must
+      r.head = ReadUntil("\r\n\r\n", limit_ms);
+    } while (r.head.starts_with("HTTP/1.1 1"));
     if (r.head.size() > 12) r.status = std::atoi(r.head.c_str() + 9);
     if (r.head.find("Transfer-Encoding: chunked") != r.head.npos) {
       for (;;) {
@@ -95,6 +103,14 @@ class RawHttp {
   }
 
  private:
+  void Connect6(int port) {
+    fd_ = ::socket(AF_INET6, SOCK_STREAM, 0);
+    sockaddr_in6 address{};
+    address.sin6_family = AF_INET6;
+    address.sin6_port = htons(static_cast<uint16_t>(port));
+    address.sin6_addr = in6addr_loopback;
+    connected_ = ::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  }
   std::string Cut(size_t count) {
     std::string out = buffer_.substr(0, count);
     buffer_.erase(0, count);
