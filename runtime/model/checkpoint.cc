@@ -107,7 +107,7 @@ absl::Status Checkpoint::AddFile(const std::string& file) {
     }
     std::string name = full_name;
     if (name.starts_with(kTextPrefix)) name.erase(0, kTextPrefix.size());
-    const auto [other, added] = tensors_.emplace(name, StoredTensor{view, file, full_name});
+    const auto [other, added] = tensors_.emplace(name, StoredTensor{view, file, full_name, name});
     if (!added) {
       return InvalidArgument("%s/%s: tensor %s is stored as %s in %s too", folder_, file, full_name,
                              other->second.full_name, other->second.file);
@@ -142,6 +142,10 @@ absl::Status Checkpoint::CheckIndex(const std::map<std::string, std::string>& we
 
 void Checkpoint::ExpectScatteredReads(bool scattered) const {
   for (const auto& file : mapped_) file->ExpectScatteredReads(scattered);
+}
+
+void Checkpoint::ReleasePages() const {
+  for (const auto& file : mapped_) file->ReleasePages();
 }
 
 const StoredTensor* Checkpoint::Find(std::string_view name) const {

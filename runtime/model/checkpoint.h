@@ -17,6 +17,7 @@ struct StoredTensor {
   TensorView view;
   std::string file;       // file name within the folder
   std::string full_name;  // as stored
+  std::string name;       // without "language_model."
 };
 
 // Immutable; keeps its files mapped.
@@ -34,6 +35,8 @@ class Checkpoint {
 
   // Passed on to every file.
   void ExpectScatteredReads(bool scattered) const;
+  // Gives the pages read so far back to the system; they are read again when touched.
+  void ReleasePages() const;
   // Null when there is no such tensor.
   const StoredTensor* Find(std::string_view name) const;
 

@@ -3,7 +3,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <string_view>
 #include <vector>
+
+#include "absl/time/time.h"
 
 namespace deltamesh {
 
@@ -13,12 +17,25 @@ struct ExpertSelection {
   std::vector<int32_t> experts;  // for kList
 };
 
+// Packed weights kept in a file and shared by the processes of a machine (packed_store.h).
+struct PackedOptions {
+  std::string folder;     // empty: pack in memory
+  bool required = false;  // fail instead of packing in memory when the folder cannot serve
+  // Longest wait for another process that packs and does not get on.
+  absl::Duration patience = absl::Minutes(2);
+  // Free bytes of a folder; null: as the system says.
+  std::function<int64_t(const std::string&)> free_bytes;
+};
+
 struct LoadOptions {
   ExpertSelection experts;
   bool only_experts = false;  // an expert shard: nothing but its experts is loaded
   int threads = 1;            // used while packing
   // Called now and then with bytes done and bytes in all; may be null.
   std::function<void(int64_t, int64_t)> progress;
+  PackedOptions packed;
+  // Called with one line about what is packed where, or refused and why; may be null.
+  std::function<void(std::string_view)> note;
 };
 
 }  // namespace deltamesh

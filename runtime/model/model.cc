@@ -165,8 +165,8 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& folder,
   auto impl = std::make_unique<Impl>();
   ASSIGN_OR_RETURN(impl->config, ModelConfig::Load(folder));
   ASSIGN_OR_RETURN(std::shared_ptr<const Checkpoint> checkpoint, Checkpoint::Open(folder));
-  ASSIGN_OR_RETURN(impl->weights, LoadWeights(impl->config, checkpoint, options));
   ASSIGN_OR_RETURN(impl->digest, ModelDigest(*checkpoint));
+  ASSIGN_OR_RETURN(impl->weights, LoadWeights(impl->config, checkpoint, options, impl->digest));
   impl->layout = impl->config.ToStateLayout();
   impl->only_experts = options.only_experts;
   return std::unique_ptr<Model>(new Model(std::move(impl)));
@@ -177,6 +177,7 @@ const StateLayout& Model::state_layout() const { return impl_->layout; }
 const ExpertSet& Model::experts() const { return impl_->weights->experts; }
 const std::string& Model::digest() const { return impl_->digest; }
 int64_t Model::weight_bytes() const { return impl_->weights->bytes(); }
+const PackedReport& Model::packed() const { return impl_->weights->packed; }
 
 absl::Status Model::Forward(std::span<SequenceChunk> batch, ExpertBackend& experts,
                             ThreadPool& pool) {

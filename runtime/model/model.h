@@ -20,6 +20,7 @@
 #include "runtime/expert/expert_set.h"
 #include "runtime/model/config.h"
 #include "runtime/model/load_options.h"
+#include "runtime/model/packed_store.h"
 
 namespace deltamesh {
 
@@ -52,7 +53,8 @@ class Model {
   const StateLayout& state_layout() const;
   const ExpertSet& experts() const;
   const std::string& digest() const;  // hex SHA-256, see digest.h
-  int64_t weight_bytes() const;       // resident bytes of packed weights
+  int64_t weight_bytes() const;       // bytes of packed weights
+  const PackedReport& packed() const;
 
   // Advances every chunk's sequence. The batch may hold any mix of prompt chunks and single tokens, in all
   // at most kForwardTokensMax; a sequence appears at most once. Fails only as the experts fail: then the

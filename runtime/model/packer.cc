@@ -15,8 +15,7 @@ using kernels::PackedMatrix;
 using kernels::WeightFormat;
 
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kUnitBytes = int64_t{2} << 20;     // stored bytes of one unit of work
-constexpr int64_t kBatchBytes = int64_t{256} << 20;  // stored bytes between two progress reports
+constexpr int64_t kBatchBytes = int64_t{256} << 20;  // packed bytes between two progress reports
 // The largest E8M0 scale with which the largest magnitude, 6, is still a finite float.
 constexpr uint8_t kScaleMax = 252;
 
@@ -117,6 +116,8 @@ void Packer::Add(const StoredTensor& tensor, PackedMatrix* target) {
 
 void Packer::AddRows(const StoredTensor& tensor, int64_t row, int64_t rows, PackedMatrix* target) {
   Job job;
+  job.name = tensor.name;
+  if (rows != tensor.view.shape[0]) job.name += absl::StrFormat(" [%d, %d)", row, row + rows);
   job.tensor = &tensor;
   job.row = row;
   job.packed = {FormatOf(tensor), rows, ColumnsOf(tensor), nullptr};
@@ -127,6 +128,7 @@ void Packer::AddRows(const StoredTensor& tensor, int64_t row, int64_t rows, Pack
 void Packer::AddTransposed(const StoredTensor& tensor, int64_t row, int64_t rows,
                            PackedMatrix* target) {
   Job job;
+  job.name = absl::StrFormat("%s [%d, %d) transposed", tensor.name, row, row + rows);
   job.tensor = &tensor;
   job.row = row;
   job.transposed = true;
@@ -137,6 +139,7 @@ void Packer::AddTransposed(const StoredTensor& tensor, int64_t row, int64_t rows
 
 void Packer::AddMxfp4(const StoredTensor& codes, const StoredTensor& scales, PackedMatrix* target) {
   Job job;
+  job.name = codes.name;
   job.tensor = &codes;
   job.scales = &scales;
   job.packed = {WeightFormat::kMxfp4, codes.view.shape[0], 2 * ColumnsOf(codes), nullptr};
@@ -153,14 +156,15 @@ void Packer::AddCheck(const StoredTensor& tensor) {
 
 std::vector<Packer::Unit> Packer::CutUnits() const {
   std::vector<Unit> units;
+  int64_t number = 0;
   for (const Job& job : jobs_) {
-    // Packed and stored sizes of a panel differ only by padding.
     const int64_t panel_bytes = PackedBytes(job.packed.format, kPanel, job.packed.cols);
-    const int64_t step = std::max<int64_t>(1, kUnitBytes / panel_bytes);
+    const int64_t step = PiecePanels(job.packed);
     for (int64_t p = 0; p < job.packed.panels(); p += step) {
       const int64_t end = std::min(p + step, job.packed.panels());
-      units.push_back({&job, p, end, (end - p) * panel_bytes});
+      units.push_back({&job, p, end, (end - p) * panel_bytes, p / step, number});
     }
+    if (job.target != nullptr) ++number;
   }
   return units;
 }
@@ -225,12 +229,29 @@ absl::Status Packer::PackMx(const Unit& unit, std::byte* to) const {
   return absl::OkStatus();
 }
 
-absl::Status Packer::RunUnit(const Unit& unit, std::byte* arena) const {
-  const PackedMatrix& packed = unit.job->packed;
-  // Panels follow each other, so the panels in front are as large as a matrix of their rows.
-  std::byte* to =
-      arena + unit.job->offset + PackedBytes(packed.format, unit.panel_begin * kPanel, packed.cols);
-  return packed.format == WeightFormat::kMxfp4 ? PackMx(unit, to) : PackFloats(unit, to);
+absl::Status Packer::PackUnit(const Unit& unit, std::byte* to) const {
+  return unit.job->packed.format == WeightFormat::kMxfp4 ? PackMx(unit, to) : PackFloats(unit, to);
+}
+
+absl::Status Packer::RunUnits(ThreadPool& pool,
+                              const std::function<void(int64_t, int64_t)>& progress,
+                              const UnitWork& work) const {
+  const std::vector<Unit> units = CutUnits();
+  int64_t total = 0, done = 0;
+  for (const Unit& unit : units) total += unit.bytes;
+  std::vector<absl::Status> results(units.size());
+  for (size_t begin = 0, end = 0; begin < units.size(); begin = end) {
+    for (int64_t batch = 0; end < units.size() && batch < kBatchBytes; ++end) {
+      batch += units[end].bytes;
+      done += units[end].bytes;
+    }
+    pool.ParallelFor(static_cast<int64_t>(end - begin), 1, [&](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; ++i) results[begin + i] = work(units[begin + i]);
+    });
+    for (size_t i = begin; i < end; ++i) RETURN_IF_ERROR(results[i]);
+    if (progress) progress(done, total);
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Arena> Packer::Run(ThreadPool& pool,
@@ -245,27 +266,80 @@ absl::StatusOr<Arena> Packer::Run(ThreadPool& pool,
   ASSIGN_OR_RETURN(Arena arena, Arena::Create(size));
   for (Job& job : jobs_) {
     if (job.target == nullptr) continue;
-    job.packed.data = arena.data() + job.offset;
     *job.target = job.packed;
+    job.target->data = arena.data() + job.offset;
   }
-  const std::vector<Unit> units = CutUnits();
-  int64_t total = 0, done = 0;
-  for (const Unit& unit : units) total += unit.bytes;
-  std::vector<absl::Status> results(units.size());
-  for (size_t begin = 0, end = 0; begin < units.size(); begin = end) {
-    for (int64_t batch = 0; end < units.size() && batch < kBatchBytes; ++end) {
-      batch += units[end].bytes;
-      done += units[end].bytes;
-    }
-    pool.ParallelFor(static_cast<int64_t>(end - begin), 1, [&](int64_t from, int64_t to) {
-      for (int64_t i = from; i < to; ++i) {
-        results[begin + i] = RunUnit(units[begin + i], arena.data());
-      }
-    });
-    for (size_t i = begin; i < end; ++i) RETURN_IF_ERROR(results[i]);
-    if (progress) progress(done, total);
-  }
+  RETURN_IF_ERROR(RunUnits(pool, progress, [&](const Unit& unit) {
+    // Panels follow each other, so the panels in front are as large as a matrix of their rows.
+    const PackedMatrix& packed = unit.job->packed;
+    return PackUnit(unit, arena.data() + unit.job->offset +
+                              PackedBytes(packed.format, unit.panel_begin * kPanel, packed.cols));
+  }));
   return arena;
+}
+
+std::vector<PackedEntry> Packer::Entries() const {
+  std::vector<PackedEntry> entries;
+  for (const Job& job : jobs_) {
+    if (job.target == nullptr) continue;
+    PackedEntry entry;
+    entry.name = job.name;
+    entry.matrix = job.packed;
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+int64_t Packer::packed_bytes() const {
+  int64_t bytes = 0;
+  for (const Job& job : jobs_) {
+    if (job.target == nullptr) continue;
+    bytes += PackedBytes(job.packed.format, job.packed.rows, job.packed.cols);
+  }
+  return bytes;
+}
+
+absl::Status Packer::RunToFile(ThreadPool& pool, PackedFileWriter& writer,
+                               const std::function<void(int64_t, int64_t)>& progress) const {
+  return RunUnits(
+      pool,
+      [&](int64_t done, int64_t all) {
+        if (progress) progress(done, all);
+        if (writer.on_progress) writer.on_progress(done, all);
+      },
+      [&](const Unit& unit) -> absl::Status {
+        if (unit.job->target == nullptr) return PackUnit(unit, nullptr);
+        std::vector<std::byte> buffer(static_cast<size_t>(unit.bytes));
+        RETURN_IF_ERROR(PackUnit(unit, buffer.data()));
+        return writer.Write(unit.job_number, unit.piece, buffer);
+      });
+}
+
+absl::Status Packer::Attach(ThreadPool& pool, const PackedFile& file,
+                            const std::function<void(int64_t, int64_t)>& progress) {
+  std::vector<const PackedEntry*> found;  // by job number
+  for (const Job& job : jobs_) {
+    if (job.target == nullptr) continue;
+    const PackedEntry* entry = file.Find(job.name);
+    if (entry == nullptr || entry->matrix.format != job.packed.format ||
+        entry->matrix.rows != job.packed.rows || entry->matrix.cols != job.packed.cols) {
+      return DataLoss("%s: matrix %s of %d x %d is missing or of another shape", file.path(),
+                      job.name, job.packed.rows, job.packed.cols);
+    }
+    found.push_back(entry);
+  }
+  RETURN_IF_ERROR(RunUnits(pool, progress, [&](const Unit& unit) {
+    // Values that are only checked were checked when the file was packed.
+    if (unit.job->target == nullptr) return absl::OkStatus();
+    return file.CheckPiece(*found[static_cast<size_t>(unit.job_number)], unit.piece);
+  }));
+  auto entry = found.begin();
+  for (Job& job : jobs_) {
+    if (job.target == nullptr) continue;
+    *job.target = job.packed;
+    job.target->data = file.data(**entry++);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace deltamesh

@@ -1,5 +1,6 @@
-// Turns stored matrices into packed ones: collects everything first, takes one arena, then packs in
-// parallel. Every value is checked on the way: one that is not finite ends the load.
+// Turns stored matrices into packed ones: collects everything first, then packs in parallel into one
+// arena or one file, or finds everything in a file that was packed before. Every value is checked
+// while packing: one that is not finite ends it.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include "runtime/base/thread_pool.h"
 #include "runtime/model/arena.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/model/packed_file.h"
 
 namespace deltamesh {
 
@@ -43,8 +45,20 @@ class Packer {
   absl::StatusOr<Arena> Run(ThreadPool& pool,
                             const std::function<void(int64_t, int64_t)>& progress);
 
+  // The matrices as entries of a file, in the order of adding.
+  std::vector<PackedEntry> Entries() const;
+  // Packs everything into a file of Entries(); targets stay as they are.
+  absl::Status RunToFile(ThreadPool& pool, PackedFileWriter& writer,
+                         const std::function<void(int64_t, int64_t)>& progress) const;
+  // Checks everything added in the file, then points the targets into it, which must outlive them.
+  // DATA_LOSS when a matrix is damaged, missing or of another shape.
+  absl::Status Attach(ThreadPool& pool, const PackedFile& file,
+                      const std::function<void(int64_t, int64_t)>& progress);
+  int64_t packed_bytes() const;
+
  private:
   struct Job {
+    std::string name;
     const StoredTensor* tensor = nullptr;
     const StoredTensor* scales = nullptr;  // MXFP4
     int64_t row = 0;                       // first stored row
@@ -57,11 +71,18 @@ class Packer {
   struct Unit {
     const Job* job;
     int64_t panel_begin, panel_end;
-    int64_t bytes;  // stored
+    int64_t bytes;       // packed
+    int64_t piece;       // number within the job
+    int64_t job_number;  // among jobs that pack something
   };
 
+  using UnitWork = std::function<absl::Status(const Unit&)>;
+
   std::vector<Unit> CutUnits() const;
-  absl::Status RunUnit(const Unit& unit, std::byte* arena) const;
+  // Does all units, some at a time; the first error in order ends it.
+  absl::Status RunUnits(ThreadPool& pool, const std::function<void(int64_t, int64_t)>& progress,
+                        const UnitWork& work) const;
+  absl::Status PackUnit(const Unit& unit, std::byte* to) const;
   absl::Status PackFloats(const Unit& unit, std::byte* to) const;
   absl::Status PackMx(const Unit& unit, std::byte* to) const;
 

@@ -178,6 +178,10 @@ void SafetensorsFile::ExpectScatteredReads(bool scattered) const {
           scattered ? MADV_RANDOM : MADV_NORMAL);
 }
 
+void SafetensorsFile::ReleasePages() const {
+  madvise(const_cast<std::byte*>(file_.data()), file_.size(), MADV_DONTNEED);
+}
+
 absl::StatusOr<std::shared_ptr<const SafetensorsFile>> SafetensorsFile::Open(
     const std::string& path) {
   std::shared_ptr<SafetensorsFile> file(new SafetensorsFile);

@@ -48,6 +48,8 @@ class SafetensorsFile {
   const std::map<std::string, TensorView, std::less<>>& tensors() const { return tensors_; }
   // Tells the system not to read ahead, or to do so again.
   void ExpectScatteredReads(bool scattered) const;
+  // Takes the pages out of this process; they come back when touched.
+  void ReleasePages() const;
 
  private:
   SafetensorsFile() = default;

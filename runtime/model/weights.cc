@@ -18,19 +18,19 @@ class Loader {
   Loader(const ModelConfig& config, const Checkpoint& checkpoint, Weights& weights)
       : c_(config), checkpoint_(checkpoint), w_(weights), packer_(checkpoint) {}
 
-  absl::Status Run(const LoadOptions& options) {
+  // Fills in all small tensors, and the packer with what is to be packed.
+  absl::Status Collect(const ExpertSelection& experts, bool only_experts) {
     w_.layers.resize(c_.layers.size());
-    if (!options.only_experts) {
+    if (!only_experts) {
       for (int64_t i = 0; i < c_.layer_count(); ++i) Layer(i);
       Ends();
     }
-    Experts(options.experts);
-    RETURN_IF_ERROR(status_);
-    ThreadPool pool(std::max(1, options.threads));
-    ASSIGN_OR_RETURN(w_.arena, packer_.Run(pool, options.progress));
-    if (options.only_experts) w_.layers.clear();
-    return absl::OkStatus();
+    Experts(experts);
+    w_.packed_bytes = packer_.packed_bytes();
+    return status_;
   }
+
+  Packer& packer() { return packer_; }
 
  private:
   const StoredTensor& Stored(const std::string& name) const {
@@ -250,6 +250,55 @@ absl::Status CheckSelection(const ModelConfig& config, const LoadOptions& option
   return absl::OkStatus();
 }
 
+// Finds or makes the packed file and takes this process's part of it into use.
+absl::StatusOr<PackedReport> LoadPacked(const ModelConfig& config, const Checkpoint& checkpoint,
+                                        const LoadOptions& options, const std::string& digest,
+                                        ThreadPool& pool, Packer& packer, Weights& weights) {
+  Weights whole;  // the plan of the file; nothing is packed into it
+  Loader all(config, checkpoint, whole);
+  PackedTask task;
+  task.key = {digest, "stored"};
+  task.plan = [&]() -> absl::StatusOr<std::vector<PackedEntry>> {
+    RETURN_IF_ERROR(all.Collect({}, /*only_experts=*/false));
+    return all.packer().Entries();
+  };
+  task.build = [&](PackedFileWriter& writer) {
+    return all.packer().RunToFile(pool, writer, options.progress);
+  };
+  task.use = [&](std::shared_ptr<const PackedFile> file) -> absl::Status {
+    RETURN_IF_ERROR(packer.Attach(pool, *file, options.progress));
+    weights.file = std::move(file);
+    return absl::OkStatus();
+  };
+  return UsePackedFile(options, task);
+}
+
+// Whether only the folder of packed files is at fault.
+bool FolderFailed(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) || absl::IsUnavailable(status) ||
+         absl::IsDeadlineExceeded(status);
+}
+
+absl::Status LoadMatrices(const ModelConfig& config, const Checkpoint& checkpoint,
+                          const LoadOptions& options, const std::string& digest, Packer& packer,
+                          Weights& weights) {
+  ThreadPool pool(std::max(1, options.threads));
+  if (!options.packed.folder.empty()) {
+    absl::StatusOr<PackedReport> report =
+        LoadPacked(config, checkpoint, options, digest, pool, packer, weights);
+    if (report.ok()) {
+      weights.packed = *std::move(report);
+      return absl::OkStatus();
+    }
+    if (options.packed.required || !FolderFailed(report.status())) return report.status();
+    if (options.note) {
+      options.note(absl::StrFormat("%s; packing in memory instead", MessageOf(report.status())));
+    }
+  }
+  ASSIGN_OR_RETURN(weights.arena, packer.Run(pool, options.progress));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void EmbeddingTable::Row(TokenId id, float* out) const {
@@ -268,11 +317,16 @@ void EmbeddingTable::Row(TokenId id, float* out) const {
 
 absl::StatusOr<std::unique_ptr<Weights>> LoadWeights(const ModelConfig& config,
                                                      std::shared_ptr<const Checkpoint> checkpoint,
-                                                     const LoadOptions& options) {
+                                                     const LoadOptions& options,
+                                                     const std::string& digest) {
   RETURN_IF_ERROR(CheckSelection(config, options));
   RETURN_IF_ERROR(CheckTensors(config, *checkpoint));
   auto weights = std::make_unique<Weights>();
-  RETURN_IF_ERROR(Loader(config, *checkpoint, *weights).Run(options));
+  Loader loader(config, *checkpoint, *weights);
+  RETURN_IF_ERROR(loader.Collect(options.experts, options.only_experts));
+  RETURN_IF_ERROR(LoadMatrices(config, *checkpoint, options, digest, loader.packer(), *weights));
+  if (options.only_experts) weights->layers.clear();
+  checkpoint->ReleasePages();
   weights->checkpoint = std::move(checkpoint);
   return weights;
 }

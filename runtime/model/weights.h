@@ -1,8 +1,8 @@
 // All weights of a model in the form the kernels read: matrices packed into panels, vectors as
 // float32.
 //
-// Immutable after loading, so threads may share it. Packed matrices are views into one arena owned
-// here; the embedding table stays in the mapped checkpoint file.
+// Immutable after loading, so threads may share it. Packed matrices are views into one arena or one
+// mapped file owned here; the embedding table stays in the mapped checkpoint file.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,7 @@
 #include "runtime/model/checkpoint.h"
 #include "runtime/model/config.h"
 #include "runtime/model/load_options.h"
+#include "runtime/model/packed_store.h"
 
 namespace deltamesh {
 
@@ -96,17 +97,23 @@ struct Weights {
   PackedMatrix lm_head;              // [vocab, hidden]
   ExpertSet experts;                 // views empty for experts that were not selected
 
-  Arena arena;                                   // holds every PackedMatrix
+  Arena arena;                                   // holds every PackedMatrix, or
+  std::shared_ptr<const PackedFile> file;        // does
+  PackedReport packed;                           // where they are and how they got there
   std::shared_ptr<const Checkpoint> checkpoint;  // holds the embedding table
 
-  int64_t bytes() const { return arena.size(); }
+  int64_t packed_bytes = 0;
+
+  int64_t bytes() const { return packed_bytes; }
 };
 
 // Checks the whole checkpoint against the configuration first (tensor_plan.h), then packs what was
-// asked for. INVALID_ARGUMENT or NOT_FOUND name file and tensor, also for values that are not
-// finite.
+// asked for, or maps it from options.packed.folder, where the whole model is packed first if it is
+// not there yet. `digest` is the checkpoint's; only that folder needs it. INVALID_ARGUMENT or
+// NOT_FOUND name file and tensor, also for values that are not finite.
 absl::StatusOr<std::unique_ptr<Weights>> LoadWeights(const ModelConfig& config,
                                                      std::shared_ptr<const Checkpoint> checkpoint,
-                                                     const LoadOptions& options);
+                                                     const LoadOptions& options,
+                                                     const std::string& digest = "");
 
 }  // namespace deltamesh

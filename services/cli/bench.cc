@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <iomanip>
+#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -282,6 +283,8 @@ absl::Status RunBench(const BenchOptions& options, std::ostream& out) {
   LoadOptions load;
   const SystemClock clock;
   load.threads = options.threads;
+  load.packed.folder = PackedFolder(options.packed_dir, options.model);
+  load.note = LoadNotes(&std::cerr);
   load.progress = LoadProgress(&clock);
   ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(options.model, load));
   if (model->config().vocab <= 16) {

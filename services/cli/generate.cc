@@ -265,6 +265,9 @@ void AddGenerateFlags(CLI::App* app, GenerateOptions* o) {
   app->add_flag("--ignore-eos", o->ignore_eos, "go on after the model's end tokens");
   app->add_flag("--show-tokens", o->show_tokens, "print token ids instead of text");
   app->add_option("--threads", o->threads, "0: one per processor")->capture_default_str();
+  app->add_option("--packed-dir", o->packed_dir, "folder of packed weights, auto or off")
+      ->envname("DELTAMESH_PACKED_DIR")
+      ->capture_default_str();
   app->add_option("--context", o->context_tokens, "most tokens of prompt and answer")
       ->capture_default_str();
 }
@@ -287,6 +290,8 @@ absl::Status RunGenerate(const GenerateOptions& options, std::ostream& out, std:
   LoadOptions load;
   load.threads = threads;
   const SystemClock clock;
+  load.packed.folder = PackedFolder(options.packed_dir, options.model);
+  load.note = LoadNotes(&notes);
   load.progress = LoadProgress(&clock, &notes, isatty(STDERR_FILENO) != 0);
   ASSIGN_OR_RETURN(const auto model, Model::Load(options.model, load));
   if (HasRandomWeights(options.model)) {

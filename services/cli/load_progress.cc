@@ -33,6 +33,10 @@ std::function<void(int64_t, int64_t)> LoadProgress(const Clock* clock, std::ostr
   };
 }
 
+std::function<void(std::string_view)> LoadNotes(std::ostream* notes) {
+  return [=](std::string_view line) { *notes << line << std::endl; };
+}
+
 std::function<void(int64_t, int64_t)> LoadProgress(const Clock* clock) {
   return LoadProgress(clock, &std::cerr, isatty(STDERR_FILENO) != 0);
 }

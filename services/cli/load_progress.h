@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <ostream>
+#include <string_view>
 
 #include "runtime/base/clock.h"
 
@@ -14,6 +15,8 @@ namespace deltamesh {
 // outlive it.
 std::function<void(int64_t done, int64_t all)> LoadProgress(const Clock* clock, std::ostream* notes,
                                                             bool terminal);
+// For LoadOptions::note: each line as it is. `notes` must outlive it.
+std::function<void(std::string_view)> LoadNotes(std::ostream* notes);
 // To standard error.
 std::function<void(int64_t done, int64_t all)> LoadProgress(const Clock* clock);
 

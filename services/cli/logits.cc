@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <iostream>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -119,6 +120,8 @@ absl::Status RunLogits(const LogitsOptions& options) {
   LoadOptions load;
   const SystemClock clock;
   load.threads = options.threads;
+  load.packed.folder = PackedFolder(options.packed_dir, options.model);
+  load.note = LoadNotes(&std::cerr);
   load.progress = LoadProgress(&clock);
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, Model::Load(options.model, load));
   const ModelConfig& config = model->config();

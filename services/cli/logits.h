@@ -28,6 +28,7 @@ struct LogitsOptions {
   //   k_rope.LAYER  [positions, rope]
   bool states = false;
   int threads = 1;
+  std::string packed_dir = "off";  // see PackedFolder
 };
 
 // INVALID_ARGUMENT names the flag, before the model is read where that is possible.

@@ -12,6 +12,7 @@
 #include "services/cli/generate.h"
 #include "services/cli/inspect.h"
 #include "services/cli/logits.h"
+#include "services/cli/pack.h"
 #include "services/cli/serve.h"
 #include "services/common/process.h"
 #include "services/decode/decode_server.h"
@@ -79,11 +80,23 @@ void AddLogits(CLI::App& app, Command& command) {
   logits->add_option("--tokens", options->tokens, "token ids: 1,2,3")->delimiter(',')->required();
   logits->add_option("--feed", options->feed, "all, step or chunks:5,1,7")->capture_default_str();
   logits->add_option("--out", options->out, "file to write, .npy")->required();
+  logits->add_option("--packed-dir", options->packed_dir, "folder of packed weights, auto or off")
+      ->envname("DELTAMESH_PACKED_DIR")
+      ->capture_default_str();
   logits->add_flag("--states", options->states, "also write the final states");
   logits->add_option("--threads", options->threads, "threads")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   logits->callback([=, &command] { command = [=] { return ExitCode(RunLogits(*options)); }; });
+}
+
+void AddPack(CLI::App& app, Command& command) {
+  auto* pack = app.add_subcommand("pack", "pack weights ahead of time, for all workers to share");
+  auto options = std::make_shared<PackOptions>();
+  AddPackFlags(pack, options.get());
+  pack->callback([=, &command] {
+    command = [=] { return ExitCode(RunPack(*options, std::cout, std::cerr)); };
+  });
 }
 
 void AddBench(CLI::App& app, Command& command) {
@@ -94,6 +107,9 @@ void AddBench(CLI::App& app, Command& command) {
       ->required();
   bench->add_option("--threads", o->threads, "threads")
       ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  bench->add_option("--packed-dir", o->packed_dir, "folder of packed weights, auto or off")
+      ->envname("DELTAMESH_PACKED_DIR")
       ->capture_default_str();
   bench->add_option("--prefill", o->prefill, "prompt lengths: 128,512")->delimiter(',');
   bench->add_option("--depths", o->depths, "contexts for decoding one sequence")->delimiter(',');
@@ -142,6 +158,7 @@ int Main(int argc, char** argv) {
   AddRoles(app, command);
   AddInspect(app, command);
   AddLogits(app, command);
+  AddPack(app, command);
   AddBench(app, command);
   AddGenerate(app, command);
   AddChat(app, command);

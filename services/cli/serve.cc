@@ -175,6 +175,7 @@ absl::Status Serve::StartWorker(const std::string& role, const std::string& name
                                    "--http=127.0.0.1:0",
                                    "--transport-listen=127.0.0.1:0",
                                    "--threads=" + std::to_string(options_.threads),
+                                   "--packed-dir=" + options_.packed_dir,
                                    "--drain-seconds=2",
                                    "--ports-file=" + ports_file(name),
                                    "--parent=" + std::to_string(getpid())};
@@ -301,6 +302,11 @@ void AddServeFlags(CLI::App* app, ServeOptions* o) {
       ->capture_default_str();
   app->add_option("--threads", o->threads, "threads of each worker's step loop")
       ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app->add_option("--packed-dir", o->packed_dir,
+                  "folder of the packed weights that workers share; auto: the user's cache folder, "
+                  "off: none")
+      ->envname("DELTAMESH_PACKED_DIR")
       ->capture_default_str();
   app->add_option("--host", o->host, "address the router listens on")->capture_default_str();
   app->add_option("--grpc-port", o->grpc_port, "router's gRPC port; 0: any free one")

@@ -36,6 +36,11 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
       ->envname("DELTAMESH_THREADS")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
+  app->add_option(
+         "--packed-dir", f->packed_dir,
+         "folder of packed weights that processes share; auto: the user's cache folder, off: none")
+      ->envname("DELTAMESH_PACKED_DIR")
+      ->capture_default_str();
   app->add_option("--drain-seconds", f->drain_seconds,
                   "longest wait for running requests at the end")
       ->envname("DELTAMESH_DRAIN_SECONDS")

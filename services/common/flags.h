@@ -28,6 +28,7 @@ struct WorkerFlags {
   std::string transport_listen = "127.0.0.1:0";  // where large buffers arrive
   std::string transport_advertise;  // numeric host others reach it at; empty: as listened
   int threads = 1;                  // of the step loop
+  std::string packed_dir = "auto";  // where packed weights are kept: auto, off or a folder
   double drain_seconds = 10;        // longest wait for running requests after SIGTERM
   std::string ports_file;           // where to write the chosen ports; empty: nowhere
   int64_t parent = 0;               // end when this process dies; 0: never

@@ -31,6 +31,8 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const WorkerFlags& flags,
   options.experts = experts;
   options.only_experts = only_experts;
   options.threads = flags.threads;
+  options.packed.folder = PackedFolder(flags.packed_dir, flags.model);
+  options.note = [](std::string_view line) { LogInfo("model.packing", {{"what", line}}); };
   options.progress = [&last](int64_t done, int64_t all) {
     const absl::Time now = absl::Now();
     if (now - last < absl::Seconds(1)) return;
@@ -40,10 +42,13 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const WorkerFlags& flags,
                               {"percent", all > 0 ? 100 * done / all : 100}});
   };
   ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(flags.model, options));
-  LogInfo("model.loaded", {{"folder", flags.model},
-                           {"digest", model->digest()},
-                           {"weight_mib", model->weight_bytes() >> 20},
-                           {"seconds", absl::ToDoubleSeconds(absl::Now() - begin)}});
+  LogInfo("model.loaded",
+          {{"folder", flags.model},
+           {"digest", model->digest()},
+           {"weight_mib", model->weight_bytes() >> 20},
+           {"packed", model->packed().path.empty() ? "in memory" : model->packed().path},
+           {"refused_files", model->packed().refused},
+           {"seconds", absl::ToDoubleSeconds(absl::Now() - begin)}});
   return model;
 }
 
@@ -56,6 +61,7 @@ std::vector<std::pair<std::string, std::string>> DescribeWorker(const WorkerFlag
           {"http", flags.http},
           {"transport-listen", flags.transport_listen},
           {"threads", std::to_string(flags.threads)},
+          {"packed-dir", flags.packed_dir},
           {"drain-seconds", absl::StrFormat("%g", flags.drain_seconds)},
           {"transport peers", std::to_string(ucx.peers_max)},
           {"transport sends", std::to_string(ucx.sends_max)},

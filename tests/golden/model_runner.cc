@@ -25,8 +25,8 @@ T OrDie(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-std::shared_ptr<Model> LoadModel(const std::string& folder) {
-  return OrDie(Model::Load(folder, LoadOptions{}));
+std::shared_ptr<Model> LoadModel(const std::string& folder, const LoadOptions& options) {
+  return OrDie(Model::Load(folder, options));
 }
 
 }  // namespace
@@ -38,8 +38,8 @@ absl::StatusOr<uint64_t> RecordingExperts::Start(const ExpertBatch& batch) {
   return local_.Start(batch);
 }
 
-ModelRunner::ModelRunner(const std::string& folder, int threads)
-    : model_(LoadModel(folder)),
+ModelRunner::ModelRunner(const std::string& folder, int threads, const LoadOptions& options)
+    : model_(LoadModel(folder, options)),
       pool_(threads),
       experts_(&model_->experts(), &pool_),
       pools_(OrDie(StatePools::Create(model_->state_layout(), kSlabs, kBlocks))) {}

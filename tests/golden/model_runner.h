@@ -38,7 +38,7 @@ class RecordingExperts final : public ExpertBackend {
 // Failures of loading or of a forward pass stop the test program with their message.
 class ModelRunner {
  public:
-  ModelRunner(const std::string& folder, int threads);
+  ModelRunner(const std::string& folder, int threads, const LoadOptions& options = {});
   // Shares the weights of `other`; the two must not run at the same time.
   ModelRunner(const ModelRunner& other, int threads);
 
