@@ -102,11 +102,11 @@ ExpertServerStats ExpertServer::stats() const {
   return stats_;
 }
 
-absl::StatusOr<Landing> ExpertServer::OnMessage(const Arrival& arrival) {
+absl::StatusOr<PayloadTarget> ExpertServer::OnMessage(const Arrival& arrival) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, Accept(arrival));
-  return Landing{.buffer = std::as_writable_bytes(
-                     std::span(job->in.get(), static_cast<size_t>(job->rows * set_->width))),
-                 .done = [this, job](absl::Status status) { Landed(job, status); }};
+  return PayloadTarget{.buffer = std::as_writable_bytes(
+                           std::span(job->in.get(), static_cast<size_t>(job->rows * set_->width))),
+                       .done = [this, job](absl::Status status) { Landed(job, status); }};
 }
 
 absl::StatusOr<std::shared_ptr<ExpertServer::Job>> ExpertServer::Accept(const Arrival& arrival) {

@@ -63,7 +63,7 @@ class ExpertServer final : public MessageHandler {
 
   ExpertServerStats stats() const;
 
-  absl::StatusOr<Landing> OnMessage(const Arrival& arrival) override;
+  absl::StatusOr<PayloadTarget> OnMessage(const Arrival& arrival) override;
   void OnPeerLost(PeerId peer, const absl::Status& reason) override;
 
  private:

@@ -325,7 +325,7 @@ void RemoteExperts::Settle(Call& call, absl::Status status, uint64_t RemoteExper
   settled_.notify_all();
 }
 
-absl::StatusOr<Landing> RemoteExperts::OnMessage(const Arrival& arrival) {
+absl::StatusOr<PayloadTarget> RemoteExperts::OnMessage(const Arrival& arrival) {
   mesh::ExpertCombine c;
   const bool parsed =
       c.ParseFromArray(arrival.header.data(), static_cast<int>(arrival.header.size()));
@@ -357,19 +357,19 @@ absl::StatusOr<Landing> RemoteExperts::OnMessage(const Arrival& arrival) {
   }
   call->crc = c.crc32c();
   call->state = Call::State::kLanding;
-  return Landing{.buffer = std::as_writable_bytes(
-                     std::span(call->landing.get(), static_cast<size_t>(rows * options_.width))),
-                 .done = [this, call](absl::Status landed) {
-                   std::lock_guard inner(mutex_);
-                   if (landed.ok()) {
-                     Settle(*call, absl::OkStatus(), &RemoteExpertsStats::answers);
-                   } else {
-                     Settle(*call,
-                            Unavailable("expert shard %s: the answer did not arrive: %s",
-                                        call->shard, MessageOf(landed)),
-                            &RemoteExpertsStats::lost);
-                   }
-                 }};
+  return PayloadTarget{.buffer = std::as_writable_bytes(std::span(
+                           call->landing.get(), static_cast<size_t>(rows * options_.width))),
+                       .done = [this, call](absl::Status landed) {
+                         std::lock_guard inner(mutex_);
+                         if (landed.ok()) {
+                           Settle(*call, absl::OkStatus(), &RemoteExpertsStats::answers);
+                         } else {
+                           Settle(*call,
+                                  Unavailable("expert shard %s: the answer did not arrive: %s",
+                                              call->shard, MessageOf(landed)),
+                                  &RemoteExpertsStats::lost);
+                         }
+                       }};
 }
 
 void RemoteExperts::OnPeerLost(PeerId peer, const absl::Status& reason) {

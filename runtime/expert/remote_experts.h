@@ -81,7 +81,7 @@ class RemoteExperts final : public ExpertBackend, public MessageHandler {
   absl::StatusOr<uint64_t> Start(const ExpertBatch& batch) override;
   absl::Status Finish(uint64_t ticket) override;
 
-  absl::StatusOr<Landing> OnMessage(const Arrival& arrival) override;
+  absl::StatusOr<PayloadTarget> OnMessage(const Arrival& arrival) override;
   void OnPeerLost(PeerId peer, const absl::Status& reason) override;
 
  private:

@@ -29,7 +29,7 @@ BandwidthProbe::BandwidthProbe(Transport* transport, int64_t payload_bytes_max)
 
 BandwidthProbe::~BandwidthProbe() = default;
 
-absl::StatusOr<Landing> BandwidthProbe::OnMessage(const Arrival& arrival) {
+absl::StatusOr<PayloadTarget> BandwidthProbe::OnMessage(const Arrival& arrival) {
   if (arrival.payload_bytes > payload_bytes_max_) {
     return InvalidArgument("probe: payload of %d bytes; at most %d", arrival.payload_bytes,
                            payload_bytes_max_);
@@ -39,18 +39,18 @@ absl::StatusOr<Landing> BandwidthProbe::OnMessage(const Arrival& arrival) {
     std::lock_guard lock(mutex_);
     if (peer == peer_) ++answers_;
     changed_.notify_all();
-    return Landing{};
+    return PayloadTarget{};
   }
   if (arrival.payload_bytes == 0) {
     Answer(peer);
-    return Landing{};
+    return PayloadTarget{};
   }
   std::shared_ptr<Scratch> scratch = TakeScratch(arrival.payload_bytes);
   const std::span<std::byte> buffer(scratch->data(), static_cast<size_t>(arrival.payload_bytes));
-  return Landing{buffer, [this, peer, scratch](const absl::Status& status) {
-                   ReturnScratch(scratch);
-                   if (status.ok()) Answer(peer);
-                 }};
+  return PayloadTarget{buffer, [this, peer, scratch](const absl::Status& status) {
+                         ReturnScratch(scratch);
+                         if (status.ok()) Answer(peer);
+                       }};
 }
 
 // Memory is kept from payload to payload, so that its first touch is not measured.

@@ -38,7 +38,7 @@ class BandwidthProbe final : public MessageHandler {
   // DEADLINE_EXCEEDED when the answers do not come in time, UNAVAILABLE when the peer is lost.
   absl::StatusOr<BandwidthResult> Measure(PeerId peer, const BandwidthProbeOptions& options = {});
 
-  absl::StatusOr<Landing> OnMessage(const Arrival& arrival) override;
+  absl::StatusOr<PayloadTarget> OnMessage(const Arrival& arrival) override;
   void OnPeerLost(PeerId peer, const absl::Status& reason) override;
 
  private:

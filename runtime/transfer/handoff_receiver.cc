@@ -32,8 +32,8 @@ struct Outcome {
 };
 
 // For a message that was taken from its header, or refused: a payload has nowhere to go.
-absl::StatusOr<Landing> NothingWanted(const Arrival& arrival) {
-  if (arrival.payload_bytes == 0) return Landing{};
+absl::StatusOr<PayloadTarget> NothingWanted(const Arrival& arrival) {
+  if (arrival.payload_bytes == 0) return PayloadTarget{};
   return InvalidArgument("hand-off: %d bytes of payload belong to no open landing",
                          arrival.payload_bytes);
 }
@@ -72,17 +72,17 @@ class HandoffReceiver::Impl : public std::enable_shared_from_this<Impl> {
   void Revoke(const RequestId& request_id);
   void Tick(absl::Time now);
   HandoffReceiverStats stats() const;
-  absl::StatusOr<Landing> OnMessage(const Arrival& arrival);
+  absl::StatusOr<PayloadTarget> OnMessage(const Arrival& arrival);
   void OnPeerLost(PeerId peer, const absl::Status& reason);
 
  private:
   TransferPtr Open(HandoffGrant grant) const;
-  absl::StatusOr<Landing> OnManifest(const Arrival& arrival);
-  absl::StatusOr<Landing> OnSegment(const Arrival& arrival);
-  absl::StatusOr<Landing> OnSeal(const Arrival& arrival);
-  absl::StatusOr<Landing> OnAlive(const Arrival& arrival);
-  absl::StatusOr<Landing> Collect(const Arrival& arrival, const TransferPtr& t,
-                                  mesh::Verdict::Stage stage);
+  absl::StatusOr<PayloadTarget> OnManifest(const Arrival& arrival);
+  absl::StatusOr<PayloadTarget> OnSegment(const Arrival& arrival);
+  absl::StatusOr<PayloadTarget> OnSeal(const Arrival& arrival);
+  absl::StatusOr<PayloadTarget> OnAlive(const Arrival& arrival);
+  absl::StatusOr<PayloadTarget> Collect(const Arrival& arrival, const TransferPtr& t,
+                                        mesh::Verdict::Stage stage);
   void OnCollected(const TransferPtr& t, mesh::Verdict::Stage stage, std::string_view bytes,
                    const absl::Status& status);
   void OnLanded(const TransferPtr& t, uint32_t region, uint64_t offset, const absl::Status& status);
@@ -249,7 +249,7 @@ std::string HandoffReceiver::Impl::WhyLate(const Transfer& t, absl::Time now) co
                          t.incoming.plan().bytes());
 }
 
-absl::StatusOr<Landing> HandoffReceiver::Impl::OnMessage(const Arrival& arrival) {
+absl::StatusOr<PayloadTarget> HandoffReceiver::Impl::OnMessage(const Arrival& arrival) {
   switch (arrival.type) {
     case MessageType::kHandoffManifest:
       return OnManifest(arrival);
@@ -265,7 +265,7 @@ absl::StatusOr<Landing> HandoffReceiver::Impl::OnMessage(const Arrival& arrival)
   }
 }
 
-absl::StatusOr<Landing> HandoffReceiver::Impl::OnManifest(const Arrival& arrival) {
+absl::StatusOr<PayloadTarget> HandoffReceiver::Impl::OnManifest(const Arrival& arrival) {
   mesh::Manifest manifest;
   const bool parsed =
       manifest.ParseFromArray(arrival.header.data(), static_cast<int>(arrival.header.size()));
@@ -295,7 +295,7 @@ absl::StatusOr<Landing> HandoffReceiver::Impl::OnManifest(const Arrival& arrival
   return NothingWanted(arrival);
 }
 
-absl::StatusOr<Landing> HandoffReceiver::Impl::OnSeal(const Arrival& arrival) {
+absl::StatusOr<PayloadTarget> HandoffReceiver::Impl::OnSeal(const Arrival& arrival) {
   mesh::Seal seal;
   const bool parsed =
       seal.ParseFromArray(arrival.header.data(), static_cast<int>(arrival.header.size()));
@@ -318,7 +318,7 @@ absl::StatusOr<Landing> HandoffReceiver::Impl::OnSeal(const Arrival& arrival) {
   return NothingWanted(arrival);
 }
 
-absl::StatusOr<Landing> HandoffReceiver::Impl::OnAlive(const Arrival& arrival) {
+absl::StatusOr<PayloadTarget> HandoffReceiver::Impl::OnAlive(const Arrival& arrival) {
   mesh::Alive alive;
   const bool parsed =
       alive.ParseFromArray(arrival.header.data(), static_cast<int>(arrival.header.size()));
@@ -335,8 +335,9 @@ absl::StatusOr<Landing> HandoffReceiver::Impl::OnAlive(const Arrival& arrival) {
 }
 
 // A long manifest or seal lands in a buffer of its own, bounded by what the grant can need.
-absl::StatusOr<Landing> HandoffReceiver::Impl::Collect(const Arrival& arrival, const TransferPtr& t,
-                                                       mesh::Verdict::Stage stage) {
+absl::StatusOr<PayloadTarget> HandoffReceiver::Impl::Collect(const Arrival& arrival,
+                                                             const TransferPtr& t,
+                                                             mesh::Verdict::Stage stage) {
   const int64_t most = t->incoming.plan().size() * kHandoffRegionWireBytes + kManifestFixedBytes;
   if (arrival.payload_bytes > most) {
     Outcome out;
@@ -352,12 +353,12 @@ absl::StatusOr<Landing> HandoffReceiver::Impl::Collect(const Arrival& arrival, c
                            most);
   }
   auto buffer = std::make_shared<std::string>(static_cast<size_t>(arrival.payload_bytes), '\0');
-  Landing landing;
-  landing.buffer = std::as_writable_bytes(std::span<char>(buffer->data(), buffer->size()));
-  landing.done = [self = shared_from_this(), t, stage, buffer](absl::Status status) {
+  PayloadTarget target;
+  target.buffer = std::as_writable_bytes(std::span<char>(buffer->data(), buffer->size()));
+  target.done = [self = shared_from_this(), t, stage, buffer](absl::Status status) {
     self->OnCollected(t, stage, *buffer, status);
   };
-  return landing;
+  return target;
 }
 
 void HandoffReceiver::Impl::OnCollected(const TransferPtr& t, mesh::Verdict::Stage stage,
@@ -383,34 +384,34 @@ void HandoffReceiver::Impl::OnCollected(const TransferPtr& t, mesh::Verdict::Sta
   Flush(std::move(out));
 }
 
-absl::StatusOr<Landing> HandoffReceiver::Impl::OnSegment(const Arrival& arrival) {
+absl::StatusOr<PayloadTarget> HandoffReceiver::Impl::OnSegment(const Arrival& arrival) {
   mesh::Segment segment;
   const bool parsed =
       segment.ParseFromArray(arrival.header.data(), static_cast<int>(arrival.header.size()));
   Outcome out;
-  Landing landing;
+  PayloadTarget target;
   {
     std::lock_guard lock(mutex_);
     if (!parsed) {
       Malformed(arrival, mesh::Verdict::SEGMENT, out);
     } else if (TransferPtr t = Find(arrival, segment.key(), mesh::Verdict::SEGMENT, out)) {
-      Refusal refusal = t->incoming.TakeSegment(segment, arrival.payload_bytes, landing.buffer);
+      Refusal refusal = t->incoming.TakeSegment(segment, arrival.payload_bytes, target.buffer);
       if (!refusal.ok()) {
         Refuse(t, mesh::Verdict::SEGMENT, std::move(refusal), out);
       } else {
         ++t->in_flight;
         Heard(t);
         t->first_segment = std::min(t->first_segment, clock_->Now());
-        landing.done = [self = shared_from_this(), t, region = segment.region(),
-                        offset = segment.offset()](absl::Status status) {
+        target.done = [self = shared_from_this(), t, region = segment.region(),
+                       offset = segment.offset()](absl::Status status) {
           self->OnLanded(t, region, offset, status);
         };
       }
     }
   }
   Flush(std::move(out));
-  if (landing.buffer.empty()) return InvalidArgument("hand-off: segment refused");
-  return landing;
+  if (target.buffer.empty()) return InvalidArgument("hand-off: segment refused");
+  return target;
 }
 
 void HandoffReceiver::Impl::OnLanded(const TransferPtr& t, uint32_t region, uint64_t offset,
@@ -678,7 +679,7 @@ absl::StatusOr<mesh::Landing> HandoffReceiver::Grant(HandoffGrant grant) {
 void HandoffReceiver::Revoke(const RequestId& request_id) { impl_->Revoke(request_id); }
 void HandoffReceiver::Tick(absl::Time now) { impl_->Tick(now); }
 HandoffReceiverStats HandoffReceiver::stats() const { return impl_->stats(); }
-absl::StatusOr<Landing> HandoffReceiver::OnMessage(const Arrival& arrival) {
+absl::StatusOr<PayloadTarget> HandoffReceiver::OnMessage(const Arrival& arrival) {
   return impl_->OnMessage(arrival);
 }
 void HandoffReceiver::OnPeerLost(PeerId peer, const absl::Status& reason) {

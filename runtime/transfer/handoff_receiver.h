@@ -128,7 +128,7 @@ class HandoffReceiver final : public MessageHandler {
 
   HandoffReceiverStats stats() const;
 
-  absl::StatusOr<Landing> OnMessage(const Arrival& arrival) override;
+  absl::StatusOr<PayloadTarget> OnMessage(const Arrival& arrival) override;
   void OnPeerLost(PeerId peer, const absl::Status& reason) override;
 
  private:

@@ -528,11 +528,11 @@ void HandoffSender::Tick(absl::Time now) { impl_->Tick(now); }
 void HandoffSender::KeepAlive(absl::Time now) { impl_->KeepAlive(now); }
 HandoffSenderStats HandoffSender::stats() const { return impl_->stats(); }
 
-absl::StatusOr<Landing> HandoffSender::OnMessage(const Arrival& arrival) {
+absl::StatusOr<PayloadTarget> HandoffSender::OnMessage(const Arrival& arrival) {
   if (arrival.payload_bytes > 0)
     return InvalidArgument("verdict: %d bytes of payload; none is expected", arrival.payload_bytes);
   impl_->OnVerdict(arrival);
-  return Landing{};
+  return PayloadTarget{};
 }
 void HandoffSender::OnPeerLost(PeerId peer, const absl::Status& reason) {
   impl_->OnPeerLost(peer, reason);

@@ -106,7 +106,7 @@ class HandoffSender final : public MessageHandler {
 
   HandoffSenderStats stats() const;
 
-  absl::StatusOr<Landing> OnMessage(const Arrival& arrival) override;
+  absl::StatusOr<PayloadTarget> OnMessage(const Arrival& arrival) override;
   void OnPeerLost(PeerId peer, const absl::Status& reason) override;
 
  private:

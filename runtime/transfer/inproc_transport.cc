@@ -180,15 +180,15 @@ void InprocNetwork::Impl::Hand(Step step) {
     if (step.sent) step.sent(Unavailable("peer %s is gone", step.to->address));
     return;
   }
-  absl::StatusOr<Landing> landing = absl::CancelledError("no handler");
+  absl::StatusOr<PayloadTarget> target = absl::CancelledError("no handler");
   if (handler != nullptr) {
-    landing = handler->OnMessage(
+    target = handler->OnMessage(
         {step.to_peer, step.type, step.header, static_cast<int64_t>(step.payload.size())});
   }
-  if (landing.ok() && !step.payload.empty()) {
-    landing = FittingLanding(*std::move(landing), static_cast<int64_t>(step.payload.size()));
+  if (target.ok() && !step.payload.empty()) {
+    target = FittingTarget(*std::move(target), static_cast<int64_t>(step.payload.size()));
   }
-  const bool accepted = landing.ok();
+  const bool accepted = target.ok();
   const bool lands = accepted && !step.payload.empty();
   {
     std::lock_guard lock(mutex);
@@ -203,8 +203,8 @@ void InprocNetwork::Impl::Hand(Step step) {
     if (step.sent) step.sent(absl::OkStatus());
     return;
   }
-  step.buffer = landing->buffer;
-  step.landed = std::move(landing->done);
+  step.buffer = target->buffer;
+  step.landed = std::move(target->done);
   if (!queued_mode()) {
     std::shared_ptr<Node> to = step.to;
     Land(std::move(step));

@@ -7,12 +7,12 @@
 
 namespace deltamesh {
 
-absl::StatusOr<Landing> FittingLanding(Landing landing, int64_t payload_bytes) {
-  if (static_cast<int64_t>(landing.buffer.size()) == payload_bytes) return landing;
+absl::StatusOr<PayloadTarget> FittingTarget(PayloadTarget target, int64_t payload_bytes) {
+  if (static_cast<int64_t>(target.buffer.size()) == payload_bytes) return target;
   absl::Status status = Internal("a handler gave %d bytes for a payload of %d; it is dropped",
-                                 landing.buffer.size(), payload_bytes);
-  LogError("transport.wrong_landing", {{"error", MessageOf(status)}});
-  if (landing.done) landing.done(status);
+                                 target.buffer.size(), payload_bytes);
+  LogError("transport.wrong_target", {{"error", MessageOf(status)}});
+  if (target.done) target.done(status);
   return status;
 }
 

@@ -53,21 +53,21 @@ using PayloadDone = std::function<void(absl::Status)>;
 
 // What a handler decides about a payload: where it goes and whom to tell. An error drops the
 // payload, and so does a buffer of another size.
-struct Landing {
+struct PayloadTarget {
   std::span<std::byte> buffer;  // payload_bytes long, valid until `done` ran
   PayloadDone done;
 };
 
-// `landing` when its buffer holds exactly the payload. Else the error that drops the message: a
+// `target` when its buffer holds exactly the payload. Else the error that drops the message: a
 // peer picks the payload's size, so a handler that misjudged it must not end the process. Logs it
 // and runs `done`, if there is one, with the error.
-absl::StatusOr<Landing> FittingLanding(Landing landing, int64_t payload_bytes);
+absl::StatusOr<PayloadTarget> FittingTarget(PayloadTarget target, int64_t payload_bytes);
 
 class MessageHandler {
  public:
   virtual ~MessageHandler() = default;
-  // A message without payload calls this with payload_bytes == 0 and ignores the landing.
-  virtual absl::StatusOr<Landing> OnMessage(const Arrival& arrival) = 0;
+  // A message without payload calls this with payload_bytes == 0 and ignores the target.
+  virtual absl::StatusOr<PayloadTarget> OnMessage(const Arrival& arrival) = 0;
   // The connection is gone; no more arrivals from it.
   virtual void OnPeerLost(PeerId peer, const absl::Status& reason) = 0;
 };

@@ -115,7 +115,7 @@ class UcxTransportImpl final : public UcxTransport {
   ucp_ep_params_t EndpointParams();
   ucs_status_t OnActiveMessage(const void* header, size_t header_length, void* data, size_t length,
                                const ucp_am_recv_param_t* param);
-  ucs_status_t Receive(const PeerPtr& peer, Landing landing, void* data, size_t length,
+  ucs_status_t Receive(const PeerPtr& peer, PayloadTarget target, void* data, size_t length,
                        bool rendezvous);
 
   static void OnSent(void* request, ucs_status_t status, void* op);
@@ -529,30 +529,30 @@ ucs_status_t UcxTransportImpl::OnActiveMessage(const void* header, size_t header
   arrival.header = {static_cast<const char*>(header) + sizeof(prefix),
                     header_length - sizeof(prefix)};
   arrival.payload_bytes = static_cast<int64_t>(length);
-  absl::StatusOr<Landing> landing = handler->OnMessage(arrival);
-  if (landing.ok() && length > 0) {
-    landing = FittingLanding(*std::move(landing), arrival.payload_bytes);
+  absl::StatusOr<PayloadTarget> target = handler->OnMessage(arrival);
+  if (target.ok() && length > 0) {
+    target = FittingTarget(*std::move(target), arrival.payload_bytes);
   }
-  if (!landing.ok()) {
+  if (!target.ok()) {
     ++dropped_;
     return UCS_OK;
   }
   ++messages_received_;
   NoteLanes(*peer);
   if (length == 0) return UCS_OK;
-  return Receive(peer, *std::move(landing), data, length, rendezvous);
+  return Receive(peer, *std::move(target), data, length, rendezvous);
 }
 
-ucs_status_t UcxTransportImpl::Receive(const PeerPtr& peer, Landing landing, void* data,
+ucs_status_t UcxTransportImpl::Receive(const PeerPtr& peer, PayloadTarget target, void* data,
                                        size_t length, bool rendezvous) {
   auto* op = new ReceiveOp;
   op->transport = this;
   op->peer = peer;
   op->bytes = static_cast<int64_t>(length);
-  op->done = std::move(landing.done);
+  op->done = std::move(target.done);
   receives_.insert(op);
   if (!rendezvous) {
-    std::memcpy(landing.buffer.data(), data, length);
+    std::memcpy(target.buffer.data(), data, length);
     FinishReceive(op, UCS_OK);
     return UCS_OK;
   }
@@ -560,8 +560,8 @@ ucs_status_t UcxTransportImpl::Receive(const PeerPtr& peer, Landing landing, voi
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.recv_am = &UcxTransportImpl::OnReceived;
   param.user_data = op;
-  const ucs_status_ptr_t request = ucp_am_recv_data_nbx(ucx_->worker(), data, landing.buffer.data(),
-                                                        landing.buffer.size(), &param);
+  const ucs_status_ptr_t request = ucp_am_recv_data_nbx(ucx_->worker(), data, target.buffer.data(),
+                                                        target.buffer.size(), &param);
   if (!UCS_PTR_IS_PTR(request)) FinishReceive(op, UCS_PTR_RAW_STATUS(request));
   return UCS_INPROGRESS;  // UCX owns the descriptor now
 }

@@ -158,8 +158,9 @@ TEST_F(HandoffPayloadTest, CancelAtAnyMoment) {
 class WrongLanding final : public MessageHandler {
  public:
   explicit WrongLanding(size_t bytes) : buffer_(bytes) {}
-  absl::StatusOr<Landing> OnMessage(const Arrival&) override {
-    return Landing{buffer_, [this](absl::Status status) { told_.push_back(std::move(status)); }};
+  absl::StatusOr<PayloadTarget> OnMessage(const Arrival&) override {
+    return PayloadTarget{buffer_,
+                         [this](absl::Status status) { told_.push_back(std::move(status)); }};
   }
   void OnPeerLost(PeerId, const absl::Status&) override {}
 

@@ -20,11 +20,11 @@ class RawHandoffTest : public HandoffTest, public MessageHandler {
     HandoffTest::TearDown();
   }
 
-  absl::StatusOr<Landing> OnMessage(const Arrival& arrival) override {
+  absl::StatusOr<PayloadTarget> OnMessage(const Arrival& arrival) override {
     mesh::Verdict verdict;
     CHECK(verdict.ParseFromArray(arrival.header.data(), static_cast<int>(arrival.header.size())));
     verdicts_.push_back(verdict);
-    return Landing{};
+    return PayloadTarget{};
   }
   void OnPeerLost(PeerId, const absl::Status&) override {}
 

@@ -49,7 +49,7 @@ struct Recorded {
 
 class Recorder : public MessageHandler {
  public:
-  absl::StatusOr<Landing> OnMessage(const Arrival& arrival) override {
+  absl::StatusOr<PayloadTarget> OnMessage(const Arrival& arrival) override {
     auto message = std::make_shared<Recorded>();
     message->peer = arrival.peer;
     message->type = arrival.type;
@@ -63,12 +63,12 @@ class Recorder : public MessageHandler {
     changed_.notify_all();
     if (arrival.payload_bytes == 0) {
       Add(message);
-      return Landing{};
+      return PayloadTarget{};
     }
-    return Landing{message->payload, [this, message](absl::Status status) {
-                     message->status = status;
-                     Add(message);
-                   }};
+    return PayloadTarget{message->payload, [this, message](absl::Status status) {
+                           message->status = status;
+                           Add(message);
+                         }};
   }
 
   void OnPeerLost(PeerId peer, const absl::Status& reason) override {
