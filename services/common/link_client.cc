@@ -6,10 +6,10 @@
 #include <thread>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "grpcpp/grpcpp.h"
 #include "runtime/base/status.h"
+#include "services/common/link_table.h"
 
 namespace deltamesh {
 namespace {
@@ -35,15 +35,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, const Link
 struct LinkClient::Shared {
   LinkOptions options;
   LinkClientEvents events;
-  absl::Mutex mu;
-  LinkId next ABSL_GUARDED_BY(mu) = 1;
-  absl::flat_hash_map<LinkId, std::shared_ptr<Stream>> streams ABSL_GUARDED_BY(mu);
-
-  std::shared_ptr<Stream> Find(LinkId link) {
-    absl::MutexLock lock(&mu);
-    auto it = streams.find(link);
-    return it == streams.end() ? nullptr : it->second;
-  }
+  LinkTable<Stream> streams;
 };
 
 // One stream. A hold keeps the reactor alive for writes from other threads; it is given back exactly once,
@@ -127,14 +119,7 @@ class LinkClient::Stream final
       absl::MutexLock lock(&mu_);
       opened = opened_;
     }
-    std::shared_ptr<Stream> self;
-    {
-      absl::MutexLock lock(&shared_->mu);
-      auto it = shared_->streams.find(id_);
-      CHECK(it != shared_->streams.end());
-      self = std::move(it->second);
-      shared_->streams.erase(it);
-    }
+    const std::shared_ptr<Stream> self = shared_->streams.Take(id_);
     if (opened) {
       absl::Status reason(static_cast<absl::StatusCode>(status.error_code()),
                           status.error_message());
@@ -231,10 +216,8 @@ class LinkClient::Dialer {
   std::shared_ptr<Stream> NewStream() {
     absl::MutexLock lock(&mu_);
     if (stop_) return nullptr;
-    absl::MutexLock table(&shared_->mu);
-    const LinkId id = shared_->next++;
-    stream_ = std::make_shared<Stream>(shared_, id, target_);
-    shared_->streams[id] = stream_;
+    stream_ = shared_->streams.Add(
+        [this](LinkId id) { return std::make_shared<Stream>(shared_, id, target_); });
     return stream_;
   }
 
@@ -266,12 +249,12 @@ void LinkClient::Stop() {
 }
 
 bool LinkClient::Send(LinkId link, mesh::WorkerMessage message) {
-  auto stream = shared_->Find(link);
+  auto stream = shared_->streams.Find(link);
   return stream != nullptr && stream->Send(std::move(message));
 }
 
 void LinkClient::Reset(LinkId link) {
-  if (auto stream = shared_->Find(link)) stream->Cancel();
+  if (auto stream = shared_->streams.Find(link)) stream->Cancel();
 }
 
 }  // namespace deltamesh

@@ -4,24 +4,16 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "runtime/base/status.h"
+#include "services/common/link_table.h"
 
 namespace deltamesh {
 
 struct LinkServer::Shared {
   LinkOptions options;
   LinkServerEvents events;
-  absl::Mutex mu;
-  LinkId next ABSL_GUARDED_BY(mu) = 1;
-  absl::flat_hash_map<LinkId, std::shared_ptr<Stream>> streams ABSL_GUARDED_BY(mu);
-
-  std::shared_ptr<Stream> Find(LinkId link) {
-    absl::MutexLock lock(&mu);
-    auto it = streams.find(link);
-    return it == streams.end() ? nullptr : it->second;
-  }
+  LinkTable<Stream> streams;
 };
 
 // One stream. gRPC allows one write at a time and no Finish beside it; `writing_` and `finished_` keep
@@ -89,14 +81,7 @@ class LinkServer::Stream final
   void OnCancel() override { Close(Cancelled("link: the worker went away"), /*drop=*/true); }
 
   void OnDone() override {
-    std::shared_ptr<Stream> self;
-    {
-      absl::MutexLock lock(&shared_->mu);
-      auto it = shared_->streams.find(id_);
-      CHECK(it != shared_->streams.end());
-      self = std::move(it->second);
-      shared_->streams.erase(it);
-    }
+    const std::shared_ptr<Stream> self = shared_->streams.Take(id_);
     absl::Status reason;
     {
       absl::MutexLock lock(&mu_);
@@ -164,13 +149,8 @@ class LinkServer::Service final : public mesh::Mesh::CallbackService {
 
   grpc::ServerBidiReactor<mesh::WorkerMessage, mesh::RouterMessage>* Link(
       grpc::CallbackServerContext* context) override {
-    std::shared_ptr<Stream> stream;
-    {
-      absl::MutexLock lock(&shared_->mu);
-      const LinkId id = shared_->next++;
-      stream = std::make_shared<Stream>(shared_, id);
-      shared_->streams[id] = stream;
-    }
+    const std::shared_ptr<Stream> stream =
+        shared_->streams.Add([this](LinkId id) { return std::make_shared<Stream>(shared_, id); });
     stream->Begin(context->peer());
     return stream.get();  // the table keeps it until OnDone
   }
@@ -191,21 +171,16 @@ LinkServer::~LinkServer() = default;
 grpc::Service* LinkServer::service() { return service_.get(); }
 
 bool LinkServer::Send(LinkId link, mesh::RouterMessage message) {
-  auto stream = shared_->Find(link);
+  auto stream = shared_->streams.Find(link);
   return stream != nullptr && stream->Send(std::move(message));
 }
 
 void LinkServer::Close(LinkId link, const absl::Status& status) {
-  if (auto stream = shared_->Find(link)) stream->Close(status, /*drop=*/false);
+  if (auto stream = shared_->streams.Find(link)) stream->Close(status, /*drop=*/false);
 }
 
 void LinkServer::CloseAll(const absl::Status& status) {
-  std::vector<std::shared_ptr<Stream>> streams;
-  {
-    absl::MutexLock lock(&shared_->mu);
-    for (auto& [id, stream] : shared_->streams) streams.push_back(stream);
-  }
-  for (auto& stream : streams) stream->Close(status, /*drop=*/false);
+  for (auto& stream : shared_->streams.All()) stream->Close(status, /*drop=*/false);
 }
 
 }  // namespace deltamesh
