@@ -1,23 +1,23 @@
 // The logic of a decode worker: admits sequences, waits for their state, steps the engine, streams tokens.
 //
 // A request is in one of two states: landing (slab and blocks reserved, a transfer granted) or running (in
-// the engine). Whatever ends it - the answer, a failure, a cancel, a deadline, a lost router - frees
-// everything of it in the same call.
+// the engine).
 //
 // See worker_core.h for the rules of a core.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "runtime/engine/engine.h"
 #include "runtime/transfer/handoff_receiver.h"
-#include "services/worker/rate.h"
+#include "services/worker/engine_steps.h"
+#include "services/worker/handoff_counts.h"
+#include "services/worker/request_table.h"
 #include "services/worker/worker_links.h"
 
 namespace deltamesh {
@@ -45,7 +45,7 @@ class DecodeCore final : public WorkerCore {
   std::vector<SendToRouter> TakeActions() override { return links_.Take(); }
 
   void Drain(absl::Time now) override;
-  bool Idle() const override { return requests_.empty(); }
+  bool Idle() const override;
   bool Registered() const override { return links_.registered(); }
   std::vector<MetricSample> Metrics() const override;
 
@@ -54,22 +54,14 @@ class DecodeCore final : public WorkerCore {
 
  private:
   struct Request;
-  using RequestMap = std::map<RequestId, std::unique_ptr<Request>>;
 
   void OnStartDecode(LinkId link, const mesh::StartDecode& message, absl::Time now);
-  absl::Status CheckStart(LinkId link, const mesh::StartDecode& message) const;
+  absl::Status CheckStart(const mesh::StartDecode& message) const;
   absl::Status Admit(Request& request);
   absl::Status GrantLanding(Request& request, HandoffBuffers buffers);
   absl::Status Run(Request& request, std::unique_ptr<SequenceState> state);
   void OnCompleted(HandoffCompleted event);
   void OnRefused(HandoffRefused event);
-  // The landing request an event is about; null when it is of an ended or older hand-off.
-  Request* FindLanding(const RequestId& id, uint32_t serial);
-
-  // Frees everything of the request.
-  void Free(RequestMap::iterator it);
-  void Fail(const RequestId& id, const absl::Status& status);
-  void SendFailed(LinkId link, const RequestId& id, uint32_t attempt, const absl::Status& status);
   void SendHandoffResult(const Request& request, const absl::Status& status,
                          const std::string& reason, uint64_t bytes, double seconds);
   // `now` is when the step began.
@@ -80,19 +72,10 @@ class DecodeCore final : public WorkerCore {
   HandoffReceiver* const receiver_;
   const std::function<void(const mesh::MeshView&)> on_view_;
   WorkerLinks links_;
-  RequestMap requests_;
-  absl::flat_hash_map<SequenceId, RequestId> by_sequence_;
-  uint32_t next_serial_ = 1;  // of grants; tells events of an older grant apart
-  bool draining_ = false;
-  TokenRate rate_;
-
-  struct Counters {
-    uint64_t started = 0, refused = 0, finished = 0, failed = 0, cancelled = 0, expired = 0;
-    uint64_t prompt_tokens = 0, generated_tokens = 0, steps = 0;
-    uint64_t handoffs_ok = 0, handoff_bytes = 0, stale_events = 0;
-    double handoff_seconds = 0;
-    std::map<std::string, uint64_t> handoffs_refused;  // by reason name
-  } counters_;
+  EngineSteps steps_;
+  HandoffCounts handoffs_;
+  uint64_t generated_tokens_ = 0;
+  RequestTable<Request> requests_;
 };
 
 }  // namespace deltamesh

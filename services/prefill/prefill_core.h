@@ -9,17 +9,15 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <memory>
-#include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "runtime/base/clock.h"
 #include "runtime/engine/engine.h"
 #include "runtime/transfer/handoff_sender.h"
-#include "services/worker/rate.h"
+#include "services/worker/engine_steps.h"
+#include "services/worker/handoff_counts.h"
+#include "services/worker/request_table.h"
 #include "services/worker/worker_links.h"
 
 namespace deltamesh {
@@ -53,7 +51,7 @@ class PrefillCore final : public WorkerCore {
   std::vector<SendToRouter> TakeActions() override { return links_.Take(); }
 
   void Drain(absl::Time now) override;
-  bool Idle() const override { return requests_.empty(); }
+  bool Idle() const override;
   bool Registered() const override { return links_.registered(); }
   std::vector<MetricSample> Metrics() const override;
 
@@ -62,37 +60,20 @@ class PrefillCore final : public WorkerCore {
 
  private:
   struct Request;
-  using RequestMap = std::map<RequestId, std::unique_ptr<Request>>;
 
   void OnStartPrefill(LinkId link, const mesh::StartPrefill& message, absl::Time now);
-  absl::Status CheckStart(LinkId link, const mesh::StartPrefill& message) const;
-  absl::Status Admit(Request& request, const mesh::StartPrefill& message, absl::Time now);
+  absl::Status Admit(Request& request, const mesh::StartPrefill& message);
   void SendFullBlocks(Request& request);
   void OnComputed(Request& request, absl::Time now);
-
-  // Frees everything of the request, the transfer included.
-  void Free(RequestMap::iterator it);
-  void Fail(const RequestId& id, const absl::Status& status);
-  void SendFailed(LinkId link, const RequestId& id, uint32_t attempt, const absl::Status& status);
 
   const PrefillOptions options_;
   Engine* const engine_;
   HandoffSender* const sender_;
   const std::function<void(const mesh::MeshView&)> on_view_;
   WorkerLinks links_;
-  RequestMap requests_;
-  absl::flat_hash_map<SequenceId, RequestId> by_sequence_;
-  uint32_t next_serial_ = 1;  // of transfers; tells results of an older one apart
-  bool draining_ = false;
-  TokenRate rate_;
-
-  struct Counters {
-    uint64_t started = 0, refused = 0, finished = 0, failed = 0, cancelled = 0, expired = 0;
-    uint64_t prompt_tokens = 0, steps = 0;
-    uint64_t handoffs_ok = 0, handoff_bytes = 0, stale_events = 0;
-    double handoff_seconds = 0;
-    std::map<std::string, uint64_t> handoffs_failed;  // by reason name
-  } counters_;
+  EngineSteps steps_;
+  HandoffCounts handoffs_;
+  RequestTable<Request> requests_;
 };
 
 }  // namespace deltamesh

@@ -1,0 +1,39 @@
+#include "services/worker/engine_steps.h"
+
+namespace deltamesh {
+
+std::optional<StepReport> EngineSteps::Step(absl::Time now) {
+  if (!engine_->HasWork()) {
+    rate_.Idle();
+    return std::nullopt;
+  }
+  rate_.StepBegins(now);
+  StepReport report = engine_->Step();
+  rate_.StepEnded(report.tokens);
+  ++steps_;
+  prompt_tokens_ += static_cast<uint64_t>(report.prompt_tokens);
+  return report;
+}
+
+mesh::Heartbeat EngineSteps::Load(bool draining) const {
+  mesh::Heartbeat load;
+  load.set_slabs_free(static_cast<uint64_t>(engine_->pools().slabs->free_slots()));
+  load.set_latent_blocks_free(static_cast<uint64_t>(engine_->pools().blocks->free_slots()));
+  load.set_running(static_cast<uint64_t>(engine_->running()));
+  load.set_waiting(static_cast<uint64_t>(engine_->waiting()));
+  load.set_waiting_tokens(static_cast<uint64_t>(engine_->waiting_tokens()));
+  load.set_tokens_per_second(rate_.value());
+  load.set_draining(draining);
+  return load;
+}
+
+void EngineSteps::AddMetrics(MetricList& list) const {
+  list.Counter("steps_total", "Steps of the engine.", steps_);
+  list.Gauge("requests", kHeldHelp, engine_->running(), {{"state", "running"}});
+  list.Gauge("requests", kHeldHelp, engine_->waiting(), {{"state", "waiting"}});
+  list.Gauge("waiting_tokens", "Prompt tokens not yet computed.", engine_->waiting_tokens());
+  list.Gauge("tokens_per_second", "Recent compute rate.", rate_.value());
+  list.Pools(engine_->pools());
+}
+
+}  // namespace deltamesh

@@ -1,0 +1,38 @@
+// An attention worker's engine as its core drives it: steps, and what they and the engine's queues and pools
+// amount to in heartbeats and metrics.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/time/time.h"
+#include "deltamesh/mesh/mesh.pb.h"
+#include "runtime/engine/engine.h"
+#include "services/worker/metric_list.h"
+#include "services/worker/rate.h"
+
+namespace deltamesh {
+
+// Of the series `requests`, to which each role adds the states of its own.
+inline constexpr char kHeldHelp[] = "Requests held, by state.";
+
+// Not thread-safe: part of a core.
+class EngineSteps {
+ public:
+  // Not owned; must outlive this.
+  explicit EngineSteps(Engine* engine) : engine_(engine) {}
+
+  // One step, begun at `now`; nullopt when there was nothing to do.
+  std::optional<StepReport> Step(absl::Time now);
+
+  uint64_t prompt_tokens() const { return prompt_tokens_; }  // computed so far
+  mesh::Heartbeat Load(bool draining) const;
+  void AddMetrics(MetricList& list) const;
+
+ private:
+  Engine* const engine_;
+  TokenRate rate_;
+  uint64_t steps_ = 0, prompt_tokens_ = 0;
+};
+
+}  // namespace deltamesh
