@@ -4,7 +4,6 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_join.h"
-#include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/expert/expert_server.h"
 #include "runtime/model/config.h"
@@ -13,6 +12,7 @@
 #include "services/worker/metric_list.h"
 #include "services/worker/model_loading.h"
 #include "services/worker/worker_host.h"
+#include "services/worker/worker_process.h"
 
 namespace deltamesh {
 namespace {
@@ -146,13 +146,8 @@ void AddExpertFlags(CLI::App* app, ExpertFlags* f) {
 }
 
 int RunExpert(ExpertFlags flags) {
-  const SignalWaiter signals;
-  InitLog("expert", ParseLogLevel(flags.worker.log_level));
-  if (flags.worker.parent != 0) DieWithParent(static_cast<pid_t>(flags.worker.parent));
-  absl::StatusOr<int> code = Serve(std::move(flags), signals);
-  if (code.ok()) return *code;
-  LogError("expert.failed_to_start", {{"error", code.status().ToString()}});
-  return 1;
+  return RunWorker("expert", flags.worker,
+                   [&](const SignalWaiter& signals) { return Serve(flags, signals); });
 }
 
 }  // namespace deltamesh

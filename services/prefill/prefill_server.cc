@@ -5,12 +5,11 @@
 #include <mutex>
 #include <thread>
 
-#include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/transfer/handoff_sender.h"
 #include "services/prefill/prefill_core.h"
-#include "services/worker/model_loading.h"
-#include "services/worker/worker_host.h"
+#include "services/worker/attention_process.h"
+#include "services/worker/worker_process.h"
 
 namespace deltamesh {
 namespace {
@@ -43,68 +42,47 @@ class KeepAliveThread {
   std::thread thread_;
 };
 
-absl::StatusOr<int> Serve(AttentionFlags flags, const SignalWaiter& signals) {
-  RETURN_IF_ERROR(FinishWorkerFlags("prefill", &flags.worker));
-  ASSIGN_OR_RETURN(auto transport, OpenUcx(flags.worker));
-  SystemClock clock;
-  WorkerHostOptions host_options;
-  host_options.role = "prefill";
-  host_options.flags = flags.worker;
-  ASSIGN_OR_RETURN(auto host, WorkerHost::Start(host_options, &signals, &clock));
-  ASSIGN_OR_RETURN(auto worker, AttentionWorker::Create(flags, std::move(transport)));
-
+absl::StatusOr<int> Serve(const AttentionFlags& flags, const SignalWaiter& signals) {
+  ASSIGN_OR_RETURN(auto process, AttentionProcess::Start("prefill", flags, signals));
+  AttentionWorker& worker = process->worker();
   std::unique_ptr<PrefillCore> core;
   HandoffSenderOptions options;
-  options.name = flags.worker.name;
-  options.epoch = worker->epoch();
-  options.identity = worker->identity();
-  options.layout = worker->model().state_layout();
+  options.name = process->flags().worker.name;
+  options.epoch = worker.epoch();
+  options.identity = worker.identity();
+  options.layout = worker.model().state_layout();
   options.idle_max = absl::Seconds(flags.handoff_seconds);
-  options.stall_max = host_options.stall_max;
-  HandoffSender sender(&worker->transport(), &clock, options, [&](HandoffSent result) {
-    host->Post(
+  options.stall_max = process->host_options().stall_max;
+  HandoffSender sender(&worker.transport(), process->clock(), options, [&](HandoffSent result) {
+    process->host().Post(
         [&core, result = std::move(result)](absl::Time now) { core->OnHandoffSent(result, now); });
   });
   PrefillOptions core_options;
   core_options.requests_max = flags.requests;
-  core_options.clock = &clock;
-  core_options.kda_index = KdaIndexOfLayers(worker->model().config());
+  core_options.clock = process->clock();
+  core_options.kda_index = KdaIndexOfLayers(worker.model().config());
   core = std::make_unique<PrefillCore>(
-      std::move(core_options), worker->MakeRegister(mesh::ROLE_PREFILL), &worker->engine(), &sender,
-      [&](const mesh::MeshView& view) { worker->SetView(view); });
-  auto lines = worker->Describe();
-  for (auto& line : DescribeHost(host_options)) lines.push_back(std::move(line));
-  lines.emplace_back("hand-offs open", std::to_string(options.transfers_max));
-  lines.emplace_back("segment", absl::StrFormat("%d KiB", options.segment_bytes_max >> 10));
-  lines.emplace_back("segments in flight",
-                     absl::StrFormat("%d per hand-off", options.segments_in_flight_max));
-  PrintConfiguration("deltamesh prefill", lines);
-
-  WorkerHost::Role role;
-  role.core = core.get();
-  role.transport = &worker->transport();
-  role.ready = [&] { return worker->ExpertsReady(); };
-  role.metrics = [&] { return worker->Metrics(); };
+      std::move(core_options), worker.MakeRegister(mesh::ROLE_PREFILL), &worker.engine(), &sender,
+      [&](const mesh::MeshView& view) { worker.SetView(view); });
   int code = 0;
   {
-    const KeepAliveThread alive(&sender, &clock);
-    code = host->Run(role);
+    const KeepAliveThread alive(&sender, process->clock());
+    code = process->Run(core.get(),
+                        {{"hand-offs open", std::to_string(options.transfers_max)},
+                         {"segment", absl::StrFormat("%d KiB", options.segment_bytes_max >> 10)},
+                         {"segments in flight",
+                          absl::StrFormat("%d per hand-off", options.segments_in_flight_max)}});
   }
   core.reset();
-  worker->StopTransport();
+  worker.StopTransport();
   return code;
 }
 
 }  // namespace
 
 int RunPrefill(AttentionFlags flags) {
-  const SignalWaiter signals;
-  InitLog("prefill", ParseLogLevel(flags.worker.log_level));
-  if (flags.worker.parent != 0) DieWithParent(static_cast<pid_t>(flags.worker.parent));
-  absl::StatusOr<int> code = Serve(std::move(flags), signals);
-  if (code.ok()) return *code;
-  LogError("prefill.failed_to_start", {{"error", code.status().ToString()}});
-  return 1;
+  return RunWorker("prefill", flags.worker,
+                   [&](const SignalWaiter& signals) { return Serve(flags, signals); });
 }
 
 }  // namespace deltamesh
