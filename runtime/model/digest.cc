@@ -73,18 +73,23 @@ uint32_t ContentChecksum(std::string_view name, std::span<const std::byte> bytes
 
 }  // namespace
 
-absl::StatusOr<std::string> ModelDigest(const Checkpoint& checkpoint) {
+absl::StatusOr<std::string> ModelDigest(const Checkpoint& checkpoint,
+                                        const std::function<void(int64_t, int64_t)>& progress) {
   Hasher hasher;
   hasher.Add("deltamesh model digest 1");
   RETURN_IF_ERROR(AddFiles(checkpoint.folder(), hasher));
   checkpoint.ExpectScatteredReads(true);
+  const auto all = std::ssize(checkpoint.tensors());
+  int64_t done = 0;
   for (const auto& [name, stored] : checkpoint.tensors()) {
+    if (progress) progress(done++, all);
     hasher.Add(name);
     hasher.Add(absl::StrFormat("%s %s %08x", DTypeName(stored.view.dtype),
                                ShapeText(stored.view.shape),
                                ContentChecksum(name, stored.view.bytes)));
   }
   checkpoint.ExpectScatteredReads(false);
+  if (progress) progress(all, all);
   return hasher.Hex();
 }
 

@@ -8,6 +8,8 @@
 // revision, not every flipped bit of a large tensor.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -22,7 +24,9 @@ inline constexpr int64_t kExpertSamplePages = 2;
 inline constexpr int64_t kSamplePageBytes = 4096;
 
 // 64 lower-case hex digits. The same for attention workers and expert shards of one checkpoint;
-// where tensors are cut into files does not enter.
-absl::StatusOr<std::string> ModelDigest(const Checkpoint& checkpoint);
+// where tensors are cut into files does not enter. `progress` is called before each tensor and after the last
+// with tensors done and tensors in all; may be null.
+absl::StatusOr<std::string> ModelDigest(const Checkpoint& checkpoint,
+                                        const std::function<void(int64_t, int64_t)>& progress = {});
 
 }  // namespace deltamesh

@@ -33,13 +33,20 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const WorkerFlags& flags,
   options.threads = flags.threads;
   options.packed.folder = PackedFolder(flags.packed_dir, flags.model);
   options.note = [](std::string_view line) { LogInfo("model.packing", {{"what", line}}); };
-  options.progress = [&last](int64_t done, int64_t all) {
+  const auto due = [&last] {
     const absl::Time now = absl::Now();
-    if (now - last < absl::Seconds(1)) return;
+    if (now - last < absl::Seconds(1)) return false;
     last = now;
+    return true;
+  };
+  options.progress = [&due](int64_t done, int64_t all) {
+    if (!due()) return;
     LogInfo("model.loading", {{"done_mib", done >> 20},
                               {"of_mib", all >> 20},
                               {"percent", all > 0 ? 100 * done / all : 100}});
+  };
+  options.digest_progress = [&due](int64_t done, int64_t all) {
+    if (due()) LogInfo("model.loading", {{"digest_tensors", done}, {"of_tensors", all}});
   };
   ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(flags.model, options));
   LogInfo("model.loaded",

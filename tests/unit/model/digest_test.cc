@@ -31,6 +31,20 @@ TEST(Digest, IsStableHexAndDiffersBetweenModels) {
   EXPECT_NE(digest, Digest(GoldenFolder("kimi_linear_tiny")));
 }
 
+TEST(Digest, TellsHowFarItIs) {
+  const auto checkpoint = Checkpoint::Open(GoldenFolder("kimi_k3_tiny"));
+  CHECK_OK(checkpoint.status());
+  const auto all = std::ssize((*checkpoint)->tensors());
+  int64_t calls = 0;
+  const auto digest = ModelDigest(**checkpoint, [&](int64_t done, int64_t of) {
+    EXPECT_EQ(done, calls++);
+    EXPECT_EQ(of, all);
+  });
+  ASSERT_TRUE(digest.ok());
+  EXPECT_EQ(calls, all + 1);
+  EXPECT_EQ(*digest, Digest(GoldenFolder("kimi_k3_tiny")));
+}
+
 TEST(Digest, FormattingAndFileLayoutDoNotEnter) {
   CheckpointCopy copy("kimi_k3_tiny");
   copy.EditText("config.json",
