@@ -77,9 +77,12 @@ struct HandoffReceiverOptions {
   uint64_t epoch = 0;  // grows with each life of this worker
   HandoffIdentity identity;
   StateLayout layout;
-  absl::Duration idle_max = kHandoffIdleMax;         // silence between manifest and seal
-  absl::Duration unclaimed_max = absl::Minutes(10);  // grant to manifest
-  absl::Duration seal_grace = absl::Seconds(2);      // seal to last segment
+  // Grant to manifest, which a prefill worker sends as it takes the request in, between two of its steps.
+  // Well below the time in which a router gives the request up: what is refused here keeps its room and
+  // is prefilled again.
+  absl::Duration unclaimed_max = absl::Minutes(2);
+  absl::Duration idle_max = kHandoffIdleMax;     // silence between manifest and seal
+  absl::Duration seal_grace = absl::Seconds(2);  // seal to last segment
   absl::Duration drain_grace =
       absl::Milliseconds(500);   // failure to disconnecting a peer that still writes
   int64_t transfers_max = 4096;  // open at once

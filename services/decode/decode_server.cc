@@ -35,6 +35,8 @@ absl::StatusOr<int> Serve(const AttentionFlags& flags, const SignalWaiter& signa
                                       [&](const mesh::MeshView& view) { worker.SetView(view); });
   const int code = process->Run(
       core.get(), {{"hand-offs open", std::to_string(options.transfers_max)},
+                   {"landing-unclaimed-seconds",
+                    absl::StrFormat("%g", absl::ToDoubleSeconds(options.unclaimed_max))},
                    {"hand-offs per request", std::to_string(core_options.handoffs_max)}});
   core.reset();
   worker.StopTransport();

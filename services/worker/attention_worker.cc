@@ -4,7 +4,6 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/text/text_digest.h"
-#include "runtime/transfer/handoff_receiver.h"
 #include "services/common/protocol.h"
 #include "services/worker/metric_list.h"
 #include "services/worker/model_loading.h"
@@ -171,9 +170,6 @@ std::vector<std::pair<std::string, std::string>> AttentionWorker::Describe() con
   for (const auto& [name, value] : bounds) out.emplace_back(name, std::to_string(value));
   out.emplace_back("expert-seconds", absl::StrFormat("%g", flags_.expert_seconds));
   out.emplace_back("handoff-seconds", absl::StrFormat("%g", flags_.handoff_seconds));
-  out.emplace_back(
-      "landing-unclaimed-seconds",
-      absl::StrFormat("%g", absl::ToDoubleSeconds(HandoffReceiverOptions().unclaimed_max)));
   out.emplace_back("experts", remote_ != nullptr ? "on shards" : "in this process");
   out.emplace_back("weights resident", mib(model_->weight_bytes()));
   out.emplace_back("slab pool", mib(layout.slab_bytes() * e.slabs) + " reserved");

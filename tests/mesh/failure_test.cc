@@ -248,6 +248,33 @@ TEST_F(MeshFailureTest, LostManifestIsReportedByTheSender) {
   EXPECT_TRUE(BaselineWithinASecond());
 }
 
+// A landing that nobody fills is the decode worker's to give up; the prompt's room stays for the next try.
+TEST_F(MeshFailureTest, LandingThatNobodyFillsIsGivenUpAndPrefilledAgain) {
+  options_.unclaimed_max = absl::Seconds(4);
+  Start();
+  mesh_->SetDeaf("prefill-0", true);
+  const ClientRequest request = SubmitOne("a", 200);
+  ASSERT_TRUE(mesh_->RunUntil([&] { return mesh_->decode("decode-0").landing() == 1; }));
+  mesh_->RunFor(options_.unclaimed_max - absl::Milliseconds(100));
+  EXPECT_EQ(mesh_->router().counters().handoffs_refused, 0u);
+  mesh_->RunFor(absl::Milliseconds(50));
+  mesh_->SetDeaf("prefill-0", false);
+  ASSERT_TRUE(mesh_->RunUntilEnded({"a"}, absl::Seconds(2)));
+  ExpectPlainAnswer(request);
+  EXPECT_EQ(mesh_->router().counters().handoffs_refused, 1u);
+  EXPECT_TRUE(BaselineWithinASecond());
+}
+
+TEST_F(MeshFailureTest, LandingThatNobodyFillsEndsWithItsRequest) {
+  Start();
+  mesh_->SetDeaf("prefill-0", true);
+  SubmitOne("a", 200);
+  ASSERT_TRUE(mesh_->RunUntil([&] { return mesh_->decode("decode-0").landing() == 1; }));
+  EXPECT_FALSE(mesh_->AtBaseline());
+  EXPECT_TRUE(mesh_->Cancel("a"));
+  EXPECT_TRUE(BaselineWithinASecond());
+}
+
 // A canary: without the checksum the same damage reaches the answer, so the test above does see it.
 TEST_F(MeshFailureTest, WithoutChecksumsDamageReachesTheAnswer) {
   options_.verify_checksums = false;

@@ -133,6 +133,7 @@ struct TestMesh::Worker {
   int index = 0;
   uint64_t epoch = 0;
   bool alive = true;
+  bool deaf = false;
   LinkId link = 0;
   std::deque<mesh::RouterMessage> to_worker;
   std::deque<mesh::WorkerMessage> to_router;
@@ -237,6 +238,7 @@ void TestMesh::MakeAttention(Worker& w) {
     options.identity = identity;
     options.layout = w.model->state_layout();
     options.verify_checksums = options_.verify_checksums;
+    options.unclaimed_max = options_.unclaimed_max;
     w.receiver = std::make_unique<HandoffReceiver>(
         w.transport.get(), &clock_, &entropy_, options,
         [&w](HandoffEvent event) { w.received.push_back(std::move(event)); });
@@ -376,6 +378,7 @@ void TestMesh::CarryOut(std::vector<RouterAction> actions) {
 
 void TestMesh::DeliverLink(Worker& w) {
   for (mesh::RouterMessage& message : std::exchange(w.to_worker, {})) {
+    if (w.deaf && (message.has_start_decode() || message.has_start_prefill())) continue;
     w.core->OnRouterMessage(w.link, message, now());
   }
   for (mesh::WorkerMessage& message : std::exchange(w.to_router, {})) {
@@ -432,6 +435,8 @@ bool TestMesh::RunUntilEnded(const std::vector<RequestId>& ids, absl::Duration l
       },
       limit);
 }
+
+void TestMesh::SetDeaf(const std::string& name, bool deaf) { workers_.at(name)->deaf = deaf; }
 
 void TestMesh::Kill(const std::string& name) {
   Worker& worker = *workers_.at(name);

@@ -80,6 +80,7 @@ struct TestMeshOptions {
                           .context_tokens_max = 512};
   RouterOptions router;
   bool verify_checksums = true;
+  absl::Duration unclaimed_max = HandoffReceiverOptions().unclaimed_max;
   int threads = 1;  // per worker
   uint64_t seed = 1;
   absl::Duration round = absl::Milliseconds(5);
@@ -103,6 +104,8 @@ class TestMesh {
   bool RunUntil(const std::function<bool()>& done, absl::Duration limit = absl::Seconds(30));
   bool RunUntilEnded(const std::vector<RequestId>& ids, absl::Duration limit = absl::Seconds(30));
 
+  // The worker lives and its heartbeats arrive, but it hears of no new request.
+  void SetDeaf(const std::string& name, bool deaf);
   // The process is gone: its link breaks, its transport dies, nothing is said.
   void Kill(const std::string& name);
   // The same name with a larger epoch.
