@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "deltamesh/mesh/expert.pb.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -322,7 +323,9 @@ void RemoteExperts::Settle(Call& call, absl::Status status, uint64_t RemoteExper
   call.state = Call::State::kDone;
   call.status = std::move(status);
   ++(stats_.*counter);
-  settled_.notify_all();
+  // Waking the model's thread for each answer would cost a thread switch per shard and layer.
+  bool open = true;
+  if (awaited_ != nullptr && (!Check(*awaited_, open).ok() || !open)) settled_.notify_all();
 }
 
 absl::StatusOr<PayloadTarget> RemoteExperts::OnMessage(const Arrival& arrival) {
@@ -424,6 +427,8 @@ absl::Status RemoteExperts::Wait(const Ticket& ticket) {
   bool open = true;
   bool moved = true;
   std::unique_lock lock(mutex_);
+  awaited_ = &ticket;
+  const absl::Cleanup forget = [this] { awaited_ = nullptr; };
   for (int64_t pumps = 0;; ++pumps) {
     RETURN_IF_ERROR(Check(ticket, open));
     if (!open) return absl::OkStatus();

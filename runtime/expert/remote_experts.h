@@ -113,7 +113,8 @@ class RemoteExperts final : public ExpertBackend, public MessageHandler {
 
   std::mutex view_mutex_;  // one SetView at a time; taken before mutex_
   mutable std::mutex mutex_;
-  std::condition_variable settled_;
+  const Ticket* awaited_ = nullptr;                  // by Wait
+  std::condition_variable settled_;                  // `awaited_` has all its answers, or an error
   std::shared_ptr<Table> table_;                     // never null
   std::shared_ptr<Table> next_table_;                // while SetView connects its shards, or null
   int64_t connecting_ = 0;                           // Connects under way
