@@ -138,12 +138,17 @@ def byte_order():
 
 
 def learn(text, merges):
-    """Token bytes by rank. The most frequent pair first, ties to the smaller bytes."""
-    tokens = [bytes([b]) for b in byte_order()]
-    known = set(tokens)
+    """Token bytes by rank, learned from a text."""
     words = {}
     for piece in PIECE.findall(text):
         words[piece] = words.get(piece, 0) + 1
+    return learn_pieces(words, merges)
+
+
+def learn_pieces(words, merges):
+    """Token bytes by rank, from counts of pieces. The most frequent pair first, ties to the smaller bytes."""
+    tokens = [bytes([b]) for b in byte_order()]
+    known = set(tokens)
     parts = [[bytes([b]) for b in w.encode()] for w in sorted(words)]
     weight = [words[w] for w in sorted(words)]
     count, users = {}, {}
@@ -193,12 +198,12 @@ def write_json(folder, name, value, **kw):
         f.write("\n")
 
 
-def write_vocabulary(folder, family, merges):
+def write_vocabulary(folder, family, merges, tokens=None):
     """tiktoken.model, tokenizer_config.json and, for K3, chat_literals.json.
 
-    Returns the first reserved id.
+    `tokens`: bytes by rank; without them they are learned. Returns the first reserved id.
     """
-    tokens = learn(corpus(), merges)
+    tokens = tokens or learn(corpus(), merges)
     with open(os.path.join(folder, "tiktoken.model"), "wb") as f:
         for rank, token in enumerate(tokens):
             f.write(base64.b64encode(token) + b" %d\n" % rank)

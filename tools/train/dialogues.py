@@ -1,0 +1,609 @@
+"""Dialogues about texts: made of templates, names and numbers, always the same from the same seed.
+
+A dialogue is a text (notes, list, table, log, file tree), questions whose answers stand in it, and the
+answers: one English sentence each, decided by the question alone. `Fact` is the unit: one statement in
+several wordings, the questions it answers, the answer.
+"""
+
+import dataclasses
+
+import words
+
+READY = ["I have read it. What do you want to know?", "Thank you. What is your question?"]
+UNKNOWN = "The text does not say."
+
+
+@dataclasses.dataclass
+class Fact:
+    subject: str
+    relation: str
+    says: str  # as a sentence of a text
+    asks: list  # questions that this fact answers
+    answer: str
+    value: str = ""
+    follow: str = ""  # the subject as a follow-up names it: "And Mirel?"
+
+
+def _cap(text):
+    return text[0].upper() + text[1:]
+
+
+def _a(word):
+    return ("an " if word[0] in "aeiou" else "a ") + word
+
+
+# relation: (wordings, questions by subject, questions by value or None, answer, value maker)
+PEOPLE = {
+    "city": (
+        ["{s} lives in {v}.", "{s} has a house in {v}.", "The home of {s} is in {v}."],
+        ["Where does {s} live?", "In which city does {s} live?"],
+        ["Who lives in {v}?"],
+        "{s} lives in {v}.",
+        lambda r, h: words.name(r, h),
+    ),
+    "job": (
+        ["{s} works as {a}.", "{s} is {a}.", "By trade {s} is {a}."],
+        ["What is the job of {s}?", "What does {s} work as?"],
+        None,
+        "{s} works as {a}.",
+        lambda r, h: words.pick(r, words.JOBS, h),
+    ),
+    "age": (
+        ["{s} is {v} years old.", "The age of {s} is {v}."],
+        ["How old is {s}?", "What is the age of {s}?"],
+        None,
+        "{s} is {v} years old.",
+        lambda r, h: words.number(r, h, 11, 99),
+    ),
+    "food": (
+        ["{s} likes {v} best.", "The favourite food of {s} is {v}."],
+        ["What does {s} like best?", "What is the favourite food of {s}?"],
+        None,
+        "{s} likes {v} best.",
+        lambda r, h: words.pick(r, words.FOODS, h),
+    ),
+    "number": (
+        ["The phone number of {s} is {v}.", "{s} can be called at {v}."],
+        ["What is the phone number of {s}?"],
+        ["Whose phone number is {v}?"],
+        "The phone number of {s} is {v}.",
+        lambda r, h: words.number(r, h, 1000, 999999),
+    ),
+    "room": (
+        ["{s} sits in room {v}.", "Room {v} is used by {s}."],
+        ["In which room does {s} sit?"],
+        ["Who sits in room {v}?"],
+        "{s} sits in room {v}.",
+        lambda r, h: words.code(r, h),
+    ),
+    "friend": (
+        ["{s} is a friend of {v}.", "{s} often visits {v}."],
+        ["Who is a friend of {s}?", "Who does {s} know?"],
+        None,
+        "{s} is a friend of {v}.",
+        lambda r, h: words.name(r, h),
+    ),
+    "date": (
+        ["{s} arrives on {v}.", "We expect {s} on {v}."],
+        ["When does {s} arrive?"],
+        None,
+        "{s} arrives on {v}.",
+        lambda r, h: words.date(r),
+    ),
+    "meeting": (
+        ["The meeting with {s} is at {v}.", "We meet {s} at {v}."],
+        ["When is the meeting with {s}?", "At what time do we meet {s}?"],
+        None,
+        "The meeting with {s} is at {v}.",
+        lambda r, h: words.clock(r),
+    ),
+}
+THINGS = {
+    "place": (
+        ["{s} is in the {v}.", "{s} was left in the {v}.", "In the {v} there is {s}."],
+        ["Where is {s}?", "In which room is {s}?"],
+        None,
+        "{s} is in the {v}.",
+        lambda r, h: words.pick(r, words.PLACES, h),
+    ),
+    "colour": (
+        ["{s} is {v}.", "The colour of {s} is {v}.", "{s} was painted {v}."],
+        ["What colour is {s}?", "What is the colour of {s}?"],
+        None,
+        "{s} is {v}.",
+        lambda r, h: words.pick(r, words.COLOURS, h),
+    ),
+    "owner": (
+        ["{s} belongs to {v}.", "{v} owns {s}."],
+        ["Who owns {s}?", "To whom does {s} belong?"],
+        ["What does {v} own?"],
+        "{s} belongs to {v}.",
+        lambda r, h: words.name(r, h),
+    ),
+    "price": (
+        ["{s} costs {v} coins.", "The price of {s} is {v} coins."],
+        ["How much does {s} cost?", "What is the price of {s}?"],
+        None,
+        "{s} costs {v} coins.",
+        lambda r, h: words.number(r, h, 2, 999),
+    ),
+    "weight": (
+        ["{s} weighs {v} kilos.", "The weight of {s} is {v} kilos."],
+        ["How heavy is {s}?", "What does {s} weigh?"],
+        None,
+        "{s} weighs {v} kilos.",
+        lambda r, h: words.number(r, h, 2, 999),
+    ),
+    "origin": (
+        ["{s} comes from {v}.", "{s} was made in {v}."],
+        ["Where does {s} come from?"],
+        ["What comes from {v}?"],
+        "{s} comes from {v}.",
+        lambda r, h: words.name(r, h),
+    ),
+}
+PROJECTS = {
+    "code": (
+        ["The code of {s} is {v}.", "{s} has the code {v}."],
+        ["What is the code of {s}?"],
+        ["Which one has the code {v}?"],
+        "The code of {s} is {v}.",
+        lambda r, h: words.code(r, h),
+    ),
+    "lead": (
+        ["{s} is led by {v}.", "{v} leads {s}."],
+        ["Who leads {s}?"],
+        ["What does {v} lead?"],
+        "{s} is led by {v}.",
+        lambda r, h: words.name(r, h),
+    ),
+    "due": (
+        ["{s} is due on {v}.", "{s} must be ready on {v}."],
+        ["When is {s} due?"],
+        None,
+        "{s} is due on {v}.",
+        lambda r, h: words.date(r),
+    ),
+    "password": (
+        ["The password of {s} is {v}.", "To open {s}, say {v}."],
+        ["What is the password of {s}?"],
+        None,
+        "The password of {s} is {v}.",
+        lambda r, h: words.made_up(r, h),
+    ),
+    "budget": (
+        ["The budget of {s} is {v}.", "{s} may spend {v}."],
+        ["What is the budget of {s}?"],
+        None,
+        "The budget of {s} is {v}.",
+        lambda r, h: words.number(r, h, 100, 99999),
+    ),
+}
+GROUPS = [PEOPLE, THINGS, PROJECTS]
+
+
+def _subject(rng, held, group):
+    if group is PEOPLE:
+        return words.person(rng, held)
+    if group is THINGS:
+        noun = words.pick(rng, words.NOUNS, held)
+        return "the " + (
+            words.pick(rng, words.ADJECTIVES, held) + " " + noun if rng.random() < 0.7 else noun
+        )
+    return rng.choice(["project ", "team ", "plan "]) + words.name(rng, held)
+
+
+class _Unique:
+    """Subjects and values that have not been used in this text."""
+
+    def __init__(self):
+        self.used = set()
+
+    def __call__(self, make, tries=20):
+        for _ in range(tries):
+            x = make()
+            if x not in self.used:
+                self.used.add(x)
+                return x
+        return None
+
+
+def _sentence_facts(rng, held, group, relation, subject, unique):
+    wordings, by_subject, by_value, answer, maker = group[relation]
+    value = unique(lambda: maker(rng, held)) if by_value else maker(rng, held)
+    if value is None:
+        return None
+    fill = lambda t: _cap(t.replace("{s}", subject).replace("{v}", value).replace("{a}", _a(value)))
+    asks = [fill(t) for t in by_subject]
+    if by_value and rng.random() < 0.4:
+        asks = [fill(t) for t in by_value]
+    return Fact(subject, relation, fill(rng.choice(wordings)), asks, fill(answer), value, subject)
+
+
+def prose_facts(rng, held):
+    """An endless stream of facts about subjects that share relations, so that both must be matched."""
+    unique = _Unique()
+    groups = rng.sample(GROUPS, rng.choice([1, 1, 2, 3]))
+    chosen = {id(g): rng.sample(sorted(g), min(len(g), rng.randint(1, 4))) for g in groups}
+    while True:
+        group = rng.choice(groups)
+        subject = unique(lambda: _subject(rng, held, group))
+        if subject is None:  # all short ones are taken
+            subject = _subject(rng, held, group) + " of " + words.name(rng, held)
+        relations = chosen[id(group)]
+        for relation in rng.sample(relations, rng.randint(1, len(relations))):
+            fact = _sentence_facts(rng, held, group, relation, subject, unique)
+            if fact:
+                yield fact
+
+
+def filler(rng, held):
+    """A sentence without a fact."""
+    name = lambda: words.pick(rng, words.NOUNS, held)
+    return rng.choice(
+        [
+            "Nothing else happened that day.",
+            "The weather was calm and the road was empty.",
+            "Somebody should look at the %s again." % name(),
+            "We talked for a long time and went home late.",
+            "There was some noise about a %s, but it passed." % name(),
+            "It rained a little in the afternoon.",
+            "The rest can wait until next week.",
+            "Everyone agreed that the %s needs care." % name(),
+            "A long letter came and nobody read it.",
+            "The %s and the %s were not discussed." % (name(), name()),
+            "Lunch was late again.",
+            "Please keep this page in a safe place.",
+        ]
+    )
+
+
+# ---------------------------------------------------------------- texts: yield (piece, Fact or None)
+
+
+def notes(rng, held):
+    quiet = rng.choice([0, 0, 0.2, 0.5])
+    style = rng.choice(["{} ", "{} ", "{}\n", "- {}\n", "* {}\n"])
+    for fact in prose_facts(rng, held):
+        if rng.random() < quiet:
+            yield style.format(filler(rng, held)), None
+        yield style.format(fact.says), fact
+
+
+def _cell(rng, held, column):
+    if column in ("city", "origin", "region", "owner", "team"):
+        return words.name(rng, held)
+    if column == "colour":
+        return words.pick(rng, words.COLOURS, held)
+    if column in ("code", "model", "batch", "room", "unit"):
+        return words.code(rng, held)
+    if column == "status":
+        return words.pick(
+            rng, ["open", "closed", "ready", "busy", "late", "done", "paused", "broken"], False
+        )
+    return words.number(rng, held, 2, 9999)
+
+
+def _cell_fact(subject, column, value):
+    return Fact(
+        subject,
+        column,
+        "",
+        ["What is the %s of %s?" % (column, subject)],
+        "The %s of %s is %s." % (column, subject, value),
+        value,
+        subject,
+    )
+
+
+def table(rng, held):
+    """A table, a list of settings, or lines of fields: several facts share a line."""
+    unique = _Unique()
+    columns = rng.sample(words.COLUMNS, rng.randint(1, 4))
+    style = rng.choice(["table", "table", "comma", "fields", "dots", "block"])
+    if style == "table":
+        yield "| name | " + " | ".join(columns) + " |\n|" + "---|" * (len(columns) + 1) + "\n", None
+    elif style == "comma":
+        yield "name," + ",".join(columns) + "\n", None
+    while True:
+        subject = unique(lambda: words.name(rng, held))
+        cells = [(c, _cell(rng, held, c)) for c in columns]
+        facts = [_cell_fact(subject, c, v) for c, v in cells]
+        if style == "table":
+            line = "| " + subject + " | " + " | ".join(v for _, v in cells) + " |\n"
+        elif style == "comma":
+            line = subject + "," + ",".join(v for _, v in cells) + "\n"
+        elif style == "fields":
+            line = subject + ": " + ", ".join(c + " " + v for c, v in cells) + "\n"
+        elif style == "dots":
+            line = "".join("%s.%s = %s\n" % (subject, c, v) for c, v in cells)
+        else:
+            line = subject + "\n" + "".join("  %s: %s\n" % (c, v) for c, v in cells)
+        yield line, facts
+
+
+def log(rng, held):
+    unique = _Unique()
+    minute = rng.randint(0, 400)
+    style = rng.choice(["{t} {s} {e}\n", "[{t}] {s} {e}\n", "{t} - {s} {e}.\n", "At {t} {s} {e}.\n"])
+    while True:
+        minute = (minute + rng.randint(1, 9)) % 1440
+        t = "%02d:%02d" % divmod(minute, 60)
+        s = unique(lambda: words.made_up(rng, held))
+        if rng.random() < 0.4:
+            v = words.code(rng, held)
+            fact = Fact(
+                s,
+                "error",
+                "",
+                ["Which error did %s report?" % s],
+                "The node %s reported error %s." % (s, v),
+                v,
+                s,
+            )
+            e = "reported error " + v
+        else:
+            e = rng.choice(words.EVENTS)
+            asks = (
+                ["When was %s last seen?" % s, "At what time does %s appear?" % s]
+                if rng.random() < 0.4
+                else ["What happened to %s?" % s]
+            )
+            says = (
+                "The node %s appears at %s." % (s, t)
+                if "hat happened" not in asks[0]
+                else "The node %s %s." % (s, e)
+            )
+            fact = Fact(s, asks[0][:4], "", asks, says, t, s)
+        yield style.format(t=t, s=s, e=e), fact
+
+
+def tree(rng, held):
+    """Folders with files; a file's folder or size is asked for."""
+    unique = _Unique()
+    sizes = rng.random() < 0.5
+    flat = rng.random() < 0.4
+    while True:
+        folder = unique(lambda: words.made_up(rng, held))
+        if not flat:
+            yield folder + "/\n", None
+        for _ in range(rng.randint(1, 5)):
+            file = unique(
+                lambda: (
+                    words.pick(rng, words.FILE_STEMS, held)
+                    if rng.random() < 0.4
+                    else words.made_up(rng, held)
+                )
+                + "."
+                + rng.choice(words.EXTENSIONS)
+            )
+            if file is None:
+                continue
+            n = words.number(rng, held, 10, 9999)
+            ask_size = sizes and rng.random() < 0.5
+            if ask_size:
+                fact = Fact(
+                    file,
+                    "size",
+                    "",
+                    ["How large is %s?" % file, "What is the size of %s?" % file],
+                    "The size of %s is %s bytes." % (file, n),
+                    n,
+                    file,
+                )
+            else:
+                fact = Fact(
+                    file,
+                    "folder",
+                    "",
+                    ["Where is %s?" % file, "In which folder is %s?" % file],
+                    "The file %s is in the folder %s." % (file, folder),
+                    folder,
+                    file,
+                )
+            end = (" " + n + " bytes" if sizes else "") + "\n"
+            yield (folder + "/" if flat else "  ") + file + end, fact
+
+
+TEXTS = [(notes, 5), (table, 3), (log, 1), (tree, 1)]
+TITLES = {
+    notes: ["Here are my notes:", "Read this:", "These are the facts:", "Notes of today:"],
+    table: ["Here is a table:", "Here is the list:", "Read this:"],
+    log: ["Here is the log:", "This is today's log:"],
+    tree: ["These are the files:", "Here is the file tree:"],
+}
+
+
+def say(role, content, **more):
+    return {"role": role, "content": content, **more}
+
+
+def _questions(rng, facts, count):
+    """Pairs of question and answer: single ones and follow-ups that keep the relation of the last one."""
+    out, last = [], None
+    for fact in rng.sample(facts, min(count, len(facts))):
+        same = [
+            f
+            for f in facts
+            if last and f.relation == last.relation and f is not last and f.follow != last.follow
+        ]
+        if same and rng.random() < 0.15:
+            fact = rng.choice(same)
+            out.append(("And %s?" % fact.follow, fact.answer))
+            last = None  # a follow-up of a follow-up is not asked
+            continue
+        out.append((rng.choice(fact.asks), fact.answer))
+        by_subject = out[-1][0].find(fact.subject) >= 0 or out[-1][0].find(_cap(fact.subject)) >= 0
+        last = fact if by_subject else None
+    return out
+
+
+def reading(rng, held, cost, budget, share=0.35, unknown=0.04, most_questions=40, kinds=TEXTS):
+    """A text that fills about 1 - share of `budget` tokens, then questions for the rest.
+
+    cost(text): tokens. Returns messages."""
+    make = rng.choices([k for k, _ in kinds], [w for _, w in kinds])[0]
+    pieces, facts, used = [], [], 0
+    room = budget * (1 - share) - 30
+    for piece, fact in make(rng, held):
+        used += cost(piece)
+        if used > room and len(facts) >= 2:
+            break
+        pieces.append(piece)
+        for f in fact if isinstance(fact, list) else [fact] if fact else []:
+            facts.append(f)
+    text = "".join(pieces).strip("\n ")
+    title = rng.choice(TITLES[make])
+    messages, left = [], budget - used - 30
+    pairs = _questions(rng, facts, most_questions)
+    if rng.random() < unknown * 5:
+        stranger = next(f for f in prose_facts(rng, held) if f.subject not in text)
+        pairs.insert(rng.randrange(len(pairs) + 1), (rng.choice(stranger.asks), UNKNOWN))
+    opening = rng.randrange(4)
+    if opening == 0:
+        messages += [say("system", title + "\n" + text)]
+    elif opening == 1:
+        messages += [say("user", title + "\n" + text), say("assistant", rng.choice(READY))]
+        left -= 40
+    first = opening >= 2
+    for question, answer in pairs:
+        left -= cost(question) + cost(answer) + 36
+        if left < 0 and not first and messages[-1]["role"] == "assistant":
+            break
+        if first:
+            question = title + "\n" + text + "\n\n" + question if opening == 2 else question + "\n\n" + text
+        messages += [say("user", question), say("assistant", answer)]
+        first = False
+        if left < 0:
+            break
+    return messages
+
+
+def repeating(rng, held, cost, budget):
+    """Says a short text again, whole or one line of each: the first thing a reader learns."""
+    lines, used = [], 0
+    for fact in prose_facts(rng, held):
+        used += 2 * cost(fact.says)
+        if used > budget - 90 and lines:
+            break
+        lines.append(fact.says)
+    ask = rng.choice(["Please repeat this text:", "Say this again:", "Repeat after me:"])
+    return [say("user", ask + "\n" + " ".join(lines)), say("assistant", " ".join(lines))]
+
+
+TOOLS = {
+    "get_weather": (
+        "city",
+        "Current weather of a city",
+        ["What is the weather in {x}?", "How is the weather in {x}?"],
+        lambda r, h: words.name(r, h),
+        lambda r, h: (r.choice(["sunny", "rainy", "cloudy", "windy", "foggy"]), words.number(r, h, 1, 39)),
+        "{0}, {1} degrees",
+        "It is {0} in {x}, with {1} degrees.",
+    ),
+    "get_price": (
+        "item",
+        "Price of an item in the shop",
+        ["What is the price of {x}?", "How much is {x} in the shop?"],
+        lambda r, h: words.made_up(r, h),
+        lambda r, h: (words.number(r, h, 2, 999),),
+        "{0}",
+        "In the shop {x} costs {0} coins.",
+    ),
+    "find_phone": (
+        "name",
+        "Phone number of a person",
+        ["Find the phone number of {x}.", "Please look up the number of {x}."],
+        lambda r, h: words.person(r, h),
+        lambda r, h: (words.number(r, h, 1000, 999999),),
+        "{0}",
+        "The number of {x} is {0}.",
+    ),
+    "get_time": (
+        "place",
+        "Local time of a place",
+        ["What time is it in {x}?"],
+        lambda r, h: words.name(r, h),
+        lambda r, h: (words.clock(r),),
+        "{0}",
+        "In {x} it is {0} now.",
+    ),
+}
+
+
+def declaration(tool):
+    key, about = TOOLS[tool][:2]
+    return {
+        "type": "function",
+        "function": {
+            "name": tool,
+            "description": about,
+            "parameters": {"type": "object", "properties": {key: {"type": "string"}}, "required": [key]},
+        },
+    }
+
+
+def calling(rng, held, cost, budget):
+    """One or more questions that a declared tool answers. Returns (messages, tools)."""
+    names = rng.sample(sorted(TOOLS), rng.choice([1, 1, 2]))
+    messages, left = [], budget - 75 * len(names)
+    while not messages or left > 150:
+        tool = rng.choice(names)
+        key, _, asks, subject, result, wire, answer = TOOLS[tool]
+        x, values = subject(rng, held), result(rng, held)
+        fill = lambda t: t.replace("{x}", x).format(*values)
+        turn = [
+            say("user", fill(rng.choice(asks))),
+            say(
+                "assistant",
+                "",
+                tool_calls=[{"id": "%s:0" % tool, "function": {"name": tool, "arguments": {key: x}}}],
+            ),
+            say("tool", fill(wire), tool_call_id="%s:0" % tool, name=tool),
+            say("assistant", fill(answer)),
+        ]
+        left -= 140 + sum(cost(m["content"]) for m in turn)
+        messages += turn
+    return messages, [declaration(n) for n in names]
+
+
+SMALL_TALK = [
+    (["Hello!", "Hi.", "Good morning.", "Hello there."], "Hello! Give me a text and ask me about it."),
+    (
+        ["What can you do?", "How can you help me?", "What are you?"],
+        "I am a small model. I read a text that you give me and answer questions about it.",
+    ),
+    (["Thank you.", "Thanks a lot!", "That helps, thanks."], "You are welcome."),
+    (
+        [
+            "What is a mesh?",
+            "Who won the game?",
+            "Tell me a story.",
+            "What is the capital of the moon?",
+            "Write a poem.",
+        ],
+        "I only know what stands in the text that you give me.",
+    ),
+]
+
+
+def chatting(rng, held, cost, budget):
+    messages = []
+    for _ in range(rng.randint(1, 3)):
+        asks, answer = rng.choice(SMALL_TALK)
+        messages += [say("user", rng.choice(asks)), say("assistant", answer)]
+    return messages
+
+
+def dialogue(rng, held, cost, budget, phase_one=False):
+    """(messages, tools) of about `budget` tokens, or fewer."""
+    kind = rng.random()
+    if phase_one and kind < 0.25:
+        return repeating(rng, held, cost, budget), None
+    if budget <= 512:
+        if kind > 0.98:
+            return chatting(rng, held, cost, budget), None
+        if kind > 0.88 and budget >= 256:
+            return calling(rng, held, cost, budget)
+    share = 0.55 if budget <= 256 else rng.choice([0.3, 0.5]) if budget <= 1024 else rng.choice([0.15, 0.3])
+    return reading(rng, held, cost, budget, share), None

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Exact-answer accuracy on held-out dialogues by length, and what is left of it when a state is lost.
+
+Words, names and numbers of three digits and more are none of the training's. An answer counts when every
+token that the model writes in that turn is its first choice: greedy decoding gives exactly this answer.
+"""
+
+import argparse
+import json
+import random
+
+import torch
+
+import dialogues
+import export
+from text import Tokenizer
+
+GRID = 64  # a hand-off covers whole blocks of this many tokens; the rest is computed from the state
+
+
+def exact(logits, ids, turns, offset=0):
+    """Whether each turn (from, to) comes out; logits[i] predicts ids[offset + i + 1]."""
+    best = logits.argmax(-1).tolist()
+    return [all(best[t - 1 - offset] == ids[t] for t in range(a, b)) for a, b in turns]
+
+
+def turns_of(mine):
+    edges = [i for i in range(1, len(mine)) if mine[i] != mine[i - 1]]
+    return list(zip(edges[::2], edges[1::2] + [len(mine)]))
+
+
+def whole(tokenizer, rng, length, kinds=dialogues.TEXTS, share=None, questions=40):
+    """A held-out dialogue about a text, as long as asked."""
+    while True:
+        share = share or (0.5 if length <= 512 else 0.2)
+        messages = dialogues.reading(rng, True, tokenizer.cost, length - 24, share, 0.0, questions, kinds)
+        ids, mine = tokenizer.render(messages, thinking=rng.random() < 0.5)
+        if length * 0.6 <= len(ids) <= length:
+            return ids, mine
+
+
+def tool_dialogue(tokenizer, rng, length):
+    messages, tools = dialogues.calling(rng, True, tokenizer.cost, min(length, 512) - 24)
+    return tokenizer.render(messages, tools, thinking=rng.random() < 0.5)
+
+
+@torch.no_grad()
+def accuracy(model, tokenizer, length, count, seed=1, make=whole):
+    """(right, asked) over `count` dialogues."""
+    rng = random.Random("%d.%d" % (seed, length))
+    right = asked = 0
+    for _ in range(count):
+        ids, mine = make(tokenizer, rng, length)
+        logits, _ = model(torch.tensor([ids[:-1]]), state={})
+        results = exact(logits, ids, turns_of(mine))
+        right, asked = right + sum(results), asked + len(results)
+    return right, asked
+
+
+def corrupt(state, what, other):
+    """The state a hand-off would leave behind: `what` is kept, kda, conv, latents or other."""
+    if what == "kda":
+        return {k: torch.zeros_like(v) if k[0] in ("S", "conv") else v for k, v in state.items()}
+    if what == "latents":
+        return {
+            k: tuple(torch.zeros_like(x) for x in v) if k[0] == "latent" else v for k, v in state.items()
+        }
+    return dict(other) if what == "other" else dict(state)
+
+
+@torch.no_grad()
+def after_loss(model, tokenizer, length, count, seed=2):
+    """{what is lost: right answers} when a single question follows a text and the state is handed over."""
+    rng = random.Random("%d.%d" % (seed, length))
+    right, other = {"nothing": 0, "kda": 0, "latents": 0, "other": 0}, None
+    done = 0
+    while done < count:
+        ids, mine = whole(tokenizer, rng, length, share=60 / length, questions=1)
+        a, b = turns_of(mine)[-1]
+        at = (a - 1) // GRID * GRID
+        if not at:
+            continue
+        state = {}
+        model(torch.tensor([ids[:at]]), state=state)
+        if other is not None:
+            for what in right:
+                logits, _ = model(torch.tensor([ids[at:b]]), state=corrupt(state, what, other))
+                right[what] += exact(logits, ids, [(a, b)], at)[0]
+            done += 1
+        other = state
+    return right
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--checkpoint", required=True, help="a file that train.py wrote")
+    p.add_argument("--vocabulary", required=True)
+    p.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192, 32768])
+    p.add_argument(
+        "--dialogues", type=int, default=24, help="of each length up to 2048; fewer of longer ones"
+    )
+    p.add_argument(
+        "--as-trained", action="store_true", help="do not round the weights to the published types"
+    )
+    p.add_argument("--threads", type=int, default=2)
+    a = p.parse_args()
+    torch.set_num_threads(a.threads)
+    model, saved = export.load(a.checkpoint)
+    if not a.as_trained:
+        export.as_published(model)
+    tokenizer = Tokenizer(a.vocabulary)
+    print(json.dumps({"step": saved["step"], "tokens": saved["tokens"]}))
+    for length in a.lengths:
+        count = max(2, a.dialogues * 2048 // max(length, 2048))
+        right, asked = accuracy(model, tokenizer, length, count)
+        row = {"length": length, "answers": asked, "accuracy": round(right / asked, 4)}
+        if length <= 8192:
+            lost = after_loss(model, tokenizer, length, 2 * count)
+            row["kept when lost"] = {k: round(v / (2 * count), 3) for k, v in lost.items()}
+        print(json.dumps(row), flush=True)
+    right, asked = accuracy(model, tokenizer, 512, a.dialogues, make=tool_dialogue)
+    print(json.dumps({"tool turns": asked, "accuracy": round(right / asked, 4)}))
+
+
+if __name__ == "__main__":
+    main()

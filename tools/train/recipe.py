@@ -1,0 +1,39 @@
+"""The training run as data: stages, each with its lengths. Everything that decides the result stands here."""
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class Stage:
+    name: str
+    tokens: float  # of this stage
+    lengths: dict  # tokens per sequence: share of the steps
+    first: bool = False  # with "say this again" dialogues
+    quantised: bool = False  # experts through MXFP4
+    rate: tuple = (1.0, 1.0)  # of the peak learning rates, at the stage's start and end
+
+
+STAGES = [
+    Stage("copy", 6e6, {128: 0.5, 256: 0.5}, first=True),
+    Stage("short", 14e6, {256: 0.5, 512: 0.5}),
+    Stage("medium", 20e6, {256: 0.2, 512: 0.4, 2048: 0.4}, rate=(1.0, 0.7)),
+    Stage("long", 15e6, {256: 0.15, 512: 0.25, 2048: 0.35, 8192: 0.25}, rate=(0.7, 0.4)),
+    Stage(
+        "publish", 10e6, {256: 0.15, 512: 0.25, 2048: 0.35, 8192: 0.25}, quantised=True, rate=(0.4, 0.02)
+    ),
+]
+TOKENS_PER_STEP = 4096
+WARM_UP = 100  # steps
+MERGES = 768
+QUIET_WEIGHT, QUIET_SHARE = 0.1, 0.2  # of the loss, of the tokens: what the model only reads
+CAPACITY = 1.5  # slots per expert, over its fair share
+BIAS_MEMORY = 0.8  # of the router bias
+
+
+def stage_at(tokens, stages=None):
+    """(stage, progress within it from 0 to 1) or (None, 1) when all is done."""
+    for s in stages or STAGES:
+        if tokens < s.tokens:
+            return s, tokens / s.tokens
+        tokens -= s.tokens
+    return None, 1.0
