@@ -6,12 +6,11 @@ not one word. Structural words of the questions and answers are shared, of cours
 
 import zlib
 
-ADJECTIVES = (
-    """old small large heavy copper iron silver golden wooden broken round narrow wide quiet bright dark
-spare northern southern eastern western dusty polished folded hollow plain striped painted rusty clean warm cold
-crooked slender thick light ancient modern hidden borrowed lost square tall short double winter summer evening
-morning travel garden marble velvet cotton leather paper glass stone clay brass steel""".split()
-)
+ADJECTIVES = """old small large heavy copper iron silver golden wooden broken round narrow wide quiet bright
+dark spare northern southern eastern western dusty polished folded hollow plain striped painted
+rusty clean warm cold crooked slender thick light ancient modern hidden borrowed lost square
+tall short double winter summer evening morning travel garden marble velvet cotton leather
+paper glass stone clay brass steel""".split()
 NOUNS = """lamp table chair key box map clock kettle ladder bucket basket bottle mirror carpet curtain
 hammer saw drill rope anchor boat wagon bicycle drum violin flute trumpet piano guitar book letter
 notebook parcel crate barrel candle lantern torch compass telescope camera radio printer scanner router
@@ -26,25 +25,21 @@ bathroom bedroom corridor pantry shed courtyard balcony greenhouse laundry studi
 station market bakery museum theatre hospital school archive vault laboratory lobby basement terrace
 porch den nursery dairy mill forge quarry orchard vineyard bakehouse lighthouse boathouse gatehouse
 armoury infirmary refectory ballroom cloakroom""".split()
-COLOURS = (
-    """red blue green yellow white black grey brown orange purple pink crimson violet turquoise beige ivory
-scarlet amber teal maroon navy olive indigo magenta lilac ochre khaki emerald bronze coral""".split()
-)
+COLOURS = """red blue green yellow white black grey brown orange purple pink crimson violet turquoise beige
+ivory scarlet amber teal maroon navy olive indigo magenta lilac ochre khaki emerald bronze
+coral""".split()
 JOBS = """baker carpenter doctor teacher farmer pilot sailor painter writer singer actor lawyer judge nurse
 plumber mason tailor weaver potter smith miller fisher hunter gardener cook waiter driver guard soldier
 clerk librarian chemist engineer architect surveyor dentist barber butcher grocer jeweller printer
 editor reporter translator banker broker miner welder roofer glazier cooper tanner saddler brewer
 cheesemaker beekeeper shepherd""".split()
-FOODS = (
-    """bread cheese soup rice apples pears plums cherries grapes honey butter noodles beans lentils carrots
-potatoes onions mushrooms spinach cabbage pancakes waffles dumplings salad porridge walnuts almonds raisins figs
-dates olives peaches melons lemons oranges pickles sausages salmon trout herring shrimp omelettes pudding
-biscuits chocolate toast jam yoghurt pumpkin turnips radishes celery""".split()
-)
-ANIMALS = (
-    """dog cat horse goat sheep parrot rabbit hamster turtle pony donkey goose duck pigeon falcon owl ferret
-mouse canary lizard snake frog hen rooster calf lamb""".split()
-)
+FOODS = """bread cheese soup rice apples pears plums cherries grapes honey butter noodles beans lentils
+carrots potatoes onions mushrooms spinach cabbage pancakes waffles dumplings salad porridge
+walnuts almonds raisins figs dates olives peaches melons lemons oranges pickles sausages salmon
+trout herring shrimp omelettes pudding biscuits chocolate toast jam yoghurt pumpkin turnips
+radishes celery""".split()
+ANIMALS = """dog cat horse goat sheep parrot rabbit hamster turtle pony donkey goose duck pigeon falcon owl
+ferret mouse canary lizard snake frog hen rooster calf lamb""".split()
 COLUMNS = """city code colour price size owner team room weight status level score rank shift floor unit
 grade phone target origin region batch model limit stock""".split()
 FILE_STEMS = """notes report draft plan budget index main setup config readme list table chart log data
@@ -65,9 +60,7 @@ EVENTS = [
 ]
 MONTHS = """January February March April May June July August September October November December""".split()
 
-_ONSETS = (
-    """b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh sk st t th tr v w y z bl cr gl""".split()
-)
+_ONSETS = """b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh sk st t th tr v w y z bl cr gl""".split()
 _VOWELS = "a e i o u a e i o ai ea ou io".split()
 _CODAS = ["", "", "", "", "n", "r", "l", "s", "m", "t", "nd", "rk", "x", "sh", "ck", "lt"]
 
