@@ -80,7 +80,7 @@ struct HandoffReceiverOptions {
   // Grant to manifest, which a prefill worker sends as it takes the request in, between two of its steps.
   // Well below the time in which a router gives the request up: what is refused here keeps its room and
   // is prefilled again.
-  absl::Duration unclaimed_max = absl::Minutes(2);
+  absl::Duration unclaimed_max = absl::Minutes(5);
   absl::Duration idle_max = kHandoffIdleMax;     // silence between manifest and seal
   absl::Duration seal_grace = absl::Seconds(2);  // seal to last segment
   absl::Duration drain_grace =
