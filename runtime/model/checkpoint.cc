@@ -17,8 +17,6 @@ constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 constexpr std::string_view kExtension = ".safetensors";
 constexpr std::string_view kTextPrefix = "language_model.";
 constexpr std::string_view kImagePrefixes[] = {"vision_tower.", "mm_projector."};
-constexpr std::string_view kMarkerFile = "deltamesh.json";
-constexpr int64_t kMarkerBytesMax = int64_t{1} << 20;
 constexpr int64_t kIndexBytesMax = int64_t{512} << 20;
 
 bool IsImageTensor(std::string_view name) {
@@ -151,14 +149,6 @@ void Checkpoint::ReleasePages() const {
 const StoredTensor* Checkpoint::Find(std::string_view name) const {
   const auto it = tensors_.find(name);
   return it == tensors_.end() ? nullptr : &it->second;
-}
-
-bool HasRandomWeights(const std::string& folder) {
-  const std::string path = absl::StrFormat("%s/%s", folder, kMarkerFile);
-  const absl::StatusOr<std::string> text = ReadWholeFile(path, kMarkerBytesMax);
-  if (!text.ok()) return false;
-  const absl::StatusOr<json> parsed = ParseStrictJson(*text, path);
-  return parsed.ok() && JsonReader(*parsed, path, "").BoolOr("random_weights", false);
 }
 
 }  // namespace deltamesh

@@ -54,8 +54,4 @@ class Checkpoint {
   int64_t skipped_bytes_ = 0;
 };
 
-// Whether the folder says of itself that its weights are random (deltamesh.json: "random_weights"),
-// as generated checkpoints do. False when it says nothing.
-bool HasRandomWeights(const std::string& folder);
-
 }  // namespace deltamesh

@@ -9,13 +9,13 @@
 #include <thread>
 
 #include "CLI/CLI.hpp"
+#include "runtime/base/checkpoint_marks.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/random.h"
 #include "runtime/base/status.h"
 #include "runtime/base/thread_pool.h"
 #include "runtime/engine/engine.h"
 #include "runtime/expert/local_experts.h"
-#include "runtime/model/checkpoint.h"
 #include "runtime/model/model.h"
 #include "runtime/sampling/sampler.h"
 #include "runtime/text/chat.h"

@@ -3,6 +3,7 @@
 #include <iterator>
 #include <map>
 
+#include "runtime/base/checkpoint_marks.h"
 #include "runtime/base/status.h"
 #include "runtime/model/checkpoint.h"
 #include "runtime/model/config.h"
@@ -26,7 +27,7 @@ std::string Human(int64_t bytes) {
   double value = static_cast<double>(bytes);
   size_t unit = 0;
   while (value >= 1024 && unit + 1 < std::size(kUnits)) value /= 1024, ++unit;
-  return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.2f %s", value, kUnits[unit]);
+  return absl::StrFormat("%.*f %s", unit == 0 ? 0 : 2, value, kUnits[unit]);
 }
 
 // Runs of equal layers: "1 KDA + dense, 2 KDA + MoE, 1 MLA + MoE, ...".

@@ -6,6 +6,7 @@
 
 #include <sstream>
 
+#include "runtime/base/checkpoint_marks.h"
 #include "runtime/base/status.h"
 #include "runtime/model/digest.h"
 #include "runtime/model/weights.h"
