@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cctype>
 #include <cstdio>
 #include <fstream>
 
@@ -12,28 +13,21 @@
 namespace deltamesh {
 
 void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
-  app->add_option("--model", f->model, "checkpoint folder")->envname("DELTAMESH_MODEL")->required();
+  app->add_option("--model", f->model, "checkpoint folder")->required();
   app->add_option("--router", f->routers, "routers to register with: host:port[,host:port...]")
-      ->envname("DELTAMESH_ROUTER")
       ->delimiter(',')
       ->required();
   app->add_option("--name", f->name,
-                  "unique in the mesh, stable over restarts (default: role-host-pid)")
-      ->envname("DELTAMESH_NAME");
+                  "unique in the mesh, stable over restarts (default: role-host-pid)");
   app->add_option("--listen", f->listen, "gRPC address (health, reflection)")
-      ->envname("DELTAMESH_LISTEN")
       ->capture_default_str();
   app->add_option("--http", f->http, "HTTP address (/metrics, /healthz, /readyz)")
-      ->envname("DELTAMESH_HTTP")
       ->capture_default_str();
   app->add_option("--transport-listen", f->transport_listen, "UCX address for large buffers")
-      ->envname("DELTAMESH_TRANSPORT_LISTEN")
       ->capture_default_str();
   app->add_option("--transport-advertise", f->transport_advertise,
-                  "numeric host that others reach the UCX address at (default: as listened)")
-      ->envname("DELTAMESH_TRANSPORT_ADVERTISE");
+                  "numeric host that others reach the UCX address at (default: as listened)");
   app->add_option("--threads", f->threads, "threads of the step loop")
-      ->envname("DELTAMESH_THREADS")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app->add_option(
@@ -42,16 +36,24 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
       ->envname("DELTAMESH_PACKED_DIR")
       ->capture_default_str();
   app->add_option("--drain-seconds", f->drain_seconds,
-                  "longest wait for running requests at the end")
-      ->envname("DELTAMESH_DRAIN_SECONDS")
+                  "longest wait for running requests after SIGTERM")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app->add_option("--ports-file", f->ports_file, "write the chosen ports here");
+  app->add_option("--ports-file", f->ports_file, "write the chosen ports here (default: nowhere)");
   app->add_option("--parent", f->parent, "end when this process dies")->group("");
   app->add_option("--log-level", f->log_level, "debug, info, warning or error")
-      ->envname("DELTAMESH_LOG_LEVEL")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
       ->capture_default_str();
+}
+
+void NameInEnvironment(CLI::App* app) {
+  for (CLI::Option* option : app->get_options()) {
+    const bool for_people = !option->get_group().empty() && option != app->get_help_ptr();
+    if (!for_people || option->get_lnames().empty()) continue;
+    std::string name = "DELTAMESH_" + option->get_lnames().front();
+    for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
+    option->envname(name);
+  }
 }
 
 LogLevel ParseLogLevel(std::string_view name) {

@@ -1,5 +1,5 @@
-// Flags that several roles share. Every bound of a worker is a flag (or DELTAMESH_<FLAG> in the
-// environment) and is printed once at start.
+// Flags that several roles share. Every bound of a role is a flag (or DELTAMESH_<FLAG> in the environment)
+// and is printed once at start.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +35,10 @@ struct WorkerFlags {
   std::string log_level = "info";
 };
 void AddWorkerFlags(CLI::App* app, WorkerFlags* flags);
+
+// Lets every flag that `app` has so far be given as DELTAMESH_<FLAG> too: --drain-seconds by
+// DELTAMESH_DRAIN_SECONDS. The command line wins. For what people do not see, and for --help, not.
+void NameInEnvironment(CLI::App* app);
 
 // One of the names AddWorkerFlags accepts; anything else is info.
 LogLevel ParseLogLevel(std::string_view name);

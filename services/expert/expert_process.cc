@@ -134,7 +134,8 @@ void AddExpertFlags(CLI::App* app, ExpertFlags* f) {
       ->envname("DELTAMESH_SHARDS")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app->add_option("--expert-ids", f->experts, "experts to host instead: 0,5,17")->delimiter(',');
+  app->add_option("--expert-ids", f->experts, "experts to host: 0,5,17 (default: the shard's)")
+      ->delimiter(',');
   app->add_option("--landing-bytes", f->landing_bytes, "bytes of rows and answers held at once")
       ->envname("DELTAMESH_LANDING_BYTES")
       ->check(CLI::PositiveNumber)

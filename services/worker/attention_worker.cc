@@ -14,12 +14,7 @@ namespace deltamesh {
 void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
   AddWorkerFlags(app, &f->worker);
   auto bound = [app](const char* name, int64_t* value, const char* help) {
-    std::string env = std::string("DELTAMESH_") + (name + 2);
-    for (char& c : env) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
-    app->add_option(name, *value, help)
-        ->envname(env)
-        ->check(CLI::PositiveNumber)
-        ->capture_default_str();
+    app->add_option(name, *value, help)->check(CLI::PositiveNumber)->capture_default_str();
   };
   bound("--slabs", &f->engine.slabs, "sequences that can be resident");
   bound("--latent-blocks", &f->engine.latent_blocks, "64-token latent blocks in the pool");
