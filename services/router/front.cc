@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "runtime/base/checkpoint_marks.h"
 #include "runtime/base/status.h"
 #include "runtime/text/utf8.h"
 
@@ -44,13 +45,6 @@ absl::Status CheckRequestId(const std::string& id) {
   return absl::OkStatus();
 }
 
-// Whether the folder says of itself that its weights were drawn by a generator.
-bool RandomWeights(const std::filesystem::path& model) {
-  const absl::StatusOr<Json> marks = ReadJsonFile(model / "deltamesh.json");
-  return marks.ok() && marks->is_object() &&
-         marks->value("random_weights", Json(false)) == Json(true);
-}
-
 absl::StatusOr<Json> JsonField(const std::string& text, const std::string& field, bool array) {
   if (text.empty()) return Json();
   ASSIGN_OR_RETURN(Json value, ParseJson(text, field));
@@ -79,7 +73,7 @@ absl::StatusOr<std::unique_ptr<const Front>> Front::Load(FrontOptions options, E
   front->info_.set_name(front->options_.model_name);
   front->info_.set_family(std::string(front->chat_->family()));
   front->info_.set_vocab_size(static_cast<uint32_t>(front->tokenizer_->vocab_size()));
-  front->info_.set_random_weights(RandomWeights(front->options_.model));
+  front->info_.set_random_weights(HasRandomWeights(front->options_.model.string()));
   return front;
 }
 
@@ -201,8 +195,11 @@ absl::StatusOr<mesh::Sampling> Front::CheckSampling(const v1::SamplingOptions& i
   return out;
 }
 
-std::string Front::MakeRequestId() const {
-  return absl::StrFormat("%016x%016x", entropy_->Next(), entropy_->Next());
+// A client's name alone would not do: it may be in use still, here or, since routers share workers, at
+// another router.
+RequestId Front::MakeRequestId(const std::string& client_id) const {
+  const std::string drawn = absl::StrFormat("%016x%016x", entropy_->Next(), entropy_->Next());
+  return client_id.empty() ? drawn : client_id + "/" + drawn;
 }
 
 absl::StatusOr<PreparedRequest> Front::Prepare(GenerateSpec spec) const {
@@ -226,7 +223,8 @@ absl::StatusOr<PreparedRequest> Front::Prepare(GenerateSpec spec) const {
                                    std::move(spec.stop), request.sampling.seed()));
   // Last, because it is the expensive part.
   ASSIGN_OR_RETURN(request.prompt, Tokenize(spec.model, spec.input));
-  request.request_id = spec.request_id.empty() ? MakeRequestId() : std::move(spec.request_id);
+  request.request_id = MakeRequestId(spec.request_id);
+  out.client_id = spec.request_id.empty() ? request.request_id : std::move(spec.request_id);
   request.max_tokens = spec.max_tokens;
   request.stop_token_ids = std::move(spec.stop_token_ids);
   if (!spec.ignore_eos) {

@@ -49,7 +49,8 @@ struct GenerateSpec {
 
 // Checked, tokenised, ready to be placed.
 struct PreparedRequest {
-  ClientRequest request;
+  ClientRequest request;  // its id is drawn, and begins with the client's own if there is one
+  std::string client_id;  // what the client hears; several requests may have the same
   std::unique_ptr<AnswerStream> answer;
 };
 
@@ -78,7 +79,7 @@ class Front {
   absl::StatusOr<mesh::Sampling> CheckSampling(const v1::SamplingOptions& in,
                                                const std::optional<int64_t>& logprobs) const;
   absl::Status CheckTokens(const char* field, const std::vector<TokenId>& ids) const;
-  std::string MakeRequestId() const;
+  RequestId MakeRequestId(const std::string& client_id) const;
   int64_t TextBytesMax(int64_t context_tokens) const;
 
   const FrontOptions options_;

@@ -47,17 +47,18 @@ class GenerateCall final : public AnswerSink {
       absl::MutexLock lock(&call->mu_);
       if (call->closed_) return;  // the client left meanwhile
       call->id_ = prepared->request.request_id;
+      call->client_id_ = prepared->client_id;
       call->begun_ = true;
     }
     call->router_->Generate(*std::move(prepared), call);
     // A client that left just now was told to the router before the router knew the request.
-    if (call->left()) call->router_->Cancel(call->id_, call.get());
+    if (call->left()) call->router_->Cancel(call->id_);
   }
 
   // Router side.
   void OnEvent(AnswerEvent event) override {
     v1::GenerateEvent out;
-    out.set_request_id(id_);
+    out.set_request_id(client_id_);
     v1::Delta* delta = out.mutable_delta();
     delta->set_text(std::move(event.text));
     delta->set_reasoning(std::move(event.reasoning));
@@ -82,7 +83,7 @@ class GenerateCall final : public AnswerSink {
 
   void OnEnd(AnswerEnd end) override {
     v1::GenerateEvent out;
-    out.set_request_id(id_);
+    out.set_request_id(client_id_);
     v1::Finish* finish = out.mutable_finish();
     finish->set_reason(end.reason);
     finish->mutable_usage()->set_prompt_tokens(static_cast<uint32_t>(end.usage.prompt_tokens));
@@ -121,7 +122,7 @@ class GenerateCall final : public AnswerSink {
       left_ = true;
       begun = begun_;
     }
-    if (begun) router_->Cancel(id_, this);
+    if (begun) router_->Cancel(id_);
     Change([&] {
       CloseLocked(absl::CancelledError("the call was cancelled or its deadline passed"));
       // What is queued reaches nobody; a write in progress ends by itself.
@@ -164,7 +165,7 @@ class GenerateCall final : public AnswerSink {
         queue_.push_back(std::move(event));
       }
     });
-    if (full) router_->Cancel(id_, this);  // the router's thread calls this and holds the sink
+    if (full) router_->Cancel(id_);  // the router's thread calls this and holds the sink
   }
   void Close(const absl::Status& status) {
     Change([&] { CloseLocked(status); });
@@ -180,7 +181,9 @@ class GenerateCall final : public AnswerSink {
     return left_;
   }
 
-  RequestId id_;  // set before the router knows the call, constant from then on
+  // Set before the router knows the call, constant from then on.
+  RequestId id_;
+  std::string client_id_;
   const Front* const front_;
   RouterServer* const router_;
   mutable absl::Mutex mu_;

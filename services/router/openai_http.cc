@@ -72,7 +72,7 @@ class HttpAnswer final : public AnswerSink {
     }
     std::string frames;
     for (const std::string& chunk : chunks) frames += "data: " + chunk + "\n\n";
-    if (!responder_->Write(std::move(frames))) router_->Cancel(id_, this);
+    if (!responder_->Write(std::move(frames))) router_->Cancel(id_);
   }
 
   const RequestId id_;
@@ -202,11 +202,8 @@ void OpenAiHttp::Complete(const HttpRequest& request, bool chat,
   auto answer =
       std::make_shared<HttpAnswer>(id, std::move(writer), parsed->stream, responder, router_);
   router_->Generate(*std::move(prepared), answer);
-  // After Generate, so that a client that is gone already is cancelled and not missed. The answer itself
-  // is not kept alive by this: its address only tells it apart from a later request of the same id.
-  responder->OnGone([router = router_, id, key = static_cast<const AnswerSink*>(answer.get())] {
-    router->Cancel(id, key);
-  });
+  // After Generate, so that a client that is gone already is cancelled and not missed.
+  responder->OnGone([router = router_, id] { router->Cancel(id); });
 }
 
 }  // namespace deltamesh

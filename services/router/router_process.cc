@@ -21,6 +21,9 @@
 namespace deltamesh {
 namespace {
 
+// At the end, for the last bytes of answers to leave.
+constexpr absl::Duration kFlushMax = absl::Seconds(1);
+
 LinkServerEvents LinkEventsOf(RouterServer* router) {
   LinkServerEvents events;
   events.opened = [router](LinkId link, const std::string& peer) {
@@ -85,7 +88,7 @@ class RouterProcess {
     bool serving = false;
     while (true) {
       if (const int number = signals.Wait(absl::Milliseconds(100)); number != 0) {
-        LogInfo("router.draining", {{"signal", number}});
+        LogInfo("router.signal", {{"signal", number}});
         return;
       }
       if (flags_.parent != 0 && getppid() != flags_.parent) {
@@ -106,15 +109,20 @@ class RouterProcess {
     router_->Drain();
     grpc_->SetServing(false);
     const absl::Time until = clock_.Now() + absl::Seconds(flags_.drain_seconds);
-    while (router_->snapshot().gauges.live > 0 && clock_.Now() < until) {
-      if (signals.Wait(absl::Milliseconds(50)) != 0) break;  // asked twice: now
+    LogInfo("router.draining",
+            {{"requests", router_->unfinished()}, {"seconds_max", flags_.drain_seconds}});
+    while (router_->unfinished() > 0 && clock_.Now() < until) {
+      if (signals.Wait(absl::Milliseconds(20)) != 0) break;  // asked twice: now
     }
+    LogInfo("router.drained", {{"requests_left", router_->unfinished()}});
   }
 
+  // What still runs ends with UNAVAILABLE; all that was said has kFlushMax to leave each port.
   void Stop() {
-    router_->Stop();  // ends what still runs with UNAVAILABLE
+    router_->Stop();
+    http_->Drain(kFlushMax);
     links_->CloseAll(Unavailable("router \"%s\" is stopping", flags_.core.name));
-    grpc_->Shutdown(absl::Seconds(1));
+    grpc_->Shutdown(kFlushMax);
     http_.reset();
     LogInfo("router.stopped");
   }
@@ -134,6 +142,7 @@ class RouterProcess {
         {"grpc", grpc_->address()},
         {"http", http_->address()},
         {"drain_seconds", absl::StrFormat("%g", flags_.drain_seconds)},
+        {"flush_max", absl::FormatDuration(kFlushMax)},
         {"text_bytes_max", std::to_string(flags_.front.text_bytes_max)},
         {"logit_bias_max", std::to_string(flags_.front.logit_bias_max)},
         {"stop_token_ids_max", std::to_string(flags_.front.stop_token_ids_max)},
@@ -151,7 +160,10 @@ class RouterProcess {
         {"http_connections_max", std::to_string(flags_.http_options.connections_max)},
         {"http_body_bytes_max", std::to_string(flags_.http_options.body_bytes_max)},
         {"http_header_bytes_max", std::to_string(flags_.http_options.header_bytes_max)},
-        {"http_unread_bytes_max", std::to_string(flags_.http_options.unread_bytes_max)}};
+        {"http_unread_bytes_max", std::to_string(flags_.http_options.unread_bytes_max)},
+        {"http_read_max", absl::FormatDuration(flags_.http_options.read_max)},
+        {"http_write_max", absl::FormatDuration(flags_.http_options.write_max)},
+        {"http_idle_max", absl::FormatDuration(flags_.http_options.idle_max)}};
     for (auto& line : flags_.core.Describe()) lines.push_back(std::move(line));
     PrintConfiguration("deltamesh router", lines);
   }
@@ -192,12 +204,9 @@ absl::Status Run(RouterFlags flags, const SignalWaiter& signals) {
 
 void AddRouterFlags(CLI::App* app, RouterFlags* f) {
   app->add_option("--model", f->model, "checkpoint folder; only its text files are read")
-      ->envname("DELTAMESH_MODEL")
       ->required();
   const auto option = [app](const char* name, auto& value, const char* help) {
-    std::string env = std::string("DELTAMESH_") + (name + 2);
-    for (char& c : env) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
-    return app->add_option(name, value, help)->envname(env)->capture_default_str();
+    return app->add_option(name, value, help)->capture_default_str();
   };
   option("--model-name", f->front.model_name, "as clients name it (default: the folder's name)");
   option("--name", f->core.name, "of this router, in logs and to workers");
@@ -212,18 +221,18 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
         "of these, waiting for room at a worker");
   bound("--waiting-seconds", f->waiting_seconds, "longest wait for room");
   bound("--request-seconds", f->request_seconds, "longest life of a request");
-  bound("--handoff-attempts", f->core.handoff_attempts_max, "hand-offs tried for a request");
-  bound("--prompt-tokens", f->core.prompt_tokens_max, "longest prompt taken");
-  bound("--heartbeat-seconds", f->heartbeat_seconds, "how often workers report");
+  bound("--handoff-attempts", f->core.handoff_attempts_max, "hand-offs tried for one request");
+  bound("--prompt-tokens", f->core.prompt_tokens_max, "of the longest prompt taken");
+  bound("--heartbeat-seconds", f->heartbeat_seconds, "between two reports of a worker");
   bound("--lease-seconds", f->lease_seconds, "a worker silent for this long is lost");
   bound("--http-threads", f->http_options.threads, "threads of the HTTP port");
   bound("--http-connections", f->http_options.connections_max, "open HTTP connections");
-  bound("--http-body-bytes", f->http_options.body_bytes_max, "largest HTTP body");
+  bound("--http-body-bytes", f->http_options.body_bytes_max, "of the largest HTTP body");
   bound("--encode-threads", f->encode.threads, "threads that tokenise large inputs");
   bound("--encode-queue", f->encode.queue_max, "large inputs that wait for these threads");
-  option("--drain-seconds", f->drain_seconds, "longest wait for running answers at the end")
+  option("--drain-seconds", f->drain_seconds, "longest wait for running answers after SIGTERM")
       ->check(CLI::NonNegativeNumber);
-  app->add_option("--ports-file", f->ports_file, "write the chosen ports here");
+  app->add_option("--ports-file", f->ports_file, "write the chosen ports here (default: nowhere)");
   app->add_option("--parent", f->parent, "end when this process dies")->group("");
   option("--log-level", f->log_level, "debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));

@@ -44,6 +44,23 @@ void RouterServer::Drain() {
   draining_ = true;
 }
 
+int64_t RouterServer::unfinished() const {
+  absl::MutexLock lock(&mu_);
+  return unfinished_;
+}
+
+absl::Status RouterServer::TakeIn() {
+  absl::MutexLock lock(&mu_);
+  if (draining_) return Draining();
+  ++unfinished_;
+  return absl::OkStatus();
+}
+
+void RouterServer::Ended() {
+  absl::MutexLock lock(&mu_);
+  --unfinished_;
+}
+
 absl::Status RouterServer::Admits() const {
   absl::MutexLock lock(&mu_);
   if (draining_) return Draining();
@@ -54,18 +71,17 @@ absl::Status RouterServer::Admits() const {
 }
 
 void RouterServer::Generate(PreparedRequest request, std::shared_ptr<AnswerSink> sink) {
-  if (draining()) return sink->OnError(Draining());
+  if (const absl::Status status = TakeIn(); !status.ok()) return sink->OnError(status);
   std::shared_ptr<AnswerSink> refused = sink;
   if (mailbox_.Push(NewRequest{std::move(request), std::move(sink)})) return;
+  Ended();
   refused->OnError(mailbox_.closed()
                        ? Unavailable("the router is stopping")
                        : ResourceExhausted("%d events wait for the router, its bound; retry later",
                                            options_.mailbox_max));
 }
 
-void RouterServer::Cancel(const RequestId& id, const AnswerSink* sink) {
-  mailbox_.PushAlways(ClientLeft{id, sink});
-}
+void RouterServer::Cancel(const RequestId& id) { mailbox_.PushAlways(ClientLeft{id}); }
 
 void RouterServer::OnLinkOpened(LinkId link) { mailbox_.PushAlways(LinkOpened{link}); }
 
@@ -101,7 +117,10 @@ void RouterServer::Loop() {
   }
   const absl::Status stopping = Unavailable("the router is stopping; send the request again");
   for (Event& event : mailbox_.TakeAll(absl::ZeroDuration())) {
-    if (auto* request = std::get_if<NewRequest>(&event)) request->sink->OnError(stopping);
+    if (auto* request = std::get_if<NewRequest>(&event)) {
+      request->sink->OnError(stopping);
+      Ended();
+    }
   }
   while (!live_.empty()) {
     const RequestId id = live_.begin()->first;
@@ -125,11 +144,11 @@ void RouterServer::Handle(Event event, absl::Time now) {
     Accept(std::move(*e), now);
   } else if (const auto* e = std::get_if<ClientLeft>(&event)) {
     const auto it = live_.find(e->id);
-    // The id may have been taken by another client since.
-    if (it == live_.end() || it->second.sink.get() != e->sink) return;
+    if (it == live_.end()) return;
     core_.CancelClient(e->id, now);
     metrics_.Ended(absl::StatusCode::kCancelled, now - it->second.submitted);
     live_.erase(it);
+    Ended();
   } else if (const auto* e = std::get_if<LinkOpened>(&event)) {
     core_.OnLinkOpened(e->link, now);
   } else if (const auto* e = std::get_if<LinkMessage>(&event)) {
@@ -147,6 +166,7 @@ void RouterServer::Accept(NewRequest event, absl::Time now) {
     LogInfo("request.refused", {{"request", id}, {"reason", status.ToString()}});
     metrics_.Ended(status.code(), absl::ZeroDuration());
     event.sink->OnError(status);
+    Ended();
     return;
   }
   metrics_.Accepted(prompt_tokens);
@@ -213,6 +233,7 @@ void RouterServer::Complete(const RequestId& id, mesh::SequenceOutput::End end,
                                {"seconds", absl::ToDoubleSeconds(now - live.submitted)}});
   metrics_.Ended(absl::StatusCode::kOk, now - live.submitted);
   live.sink->OnEnd(std::move(answer));
+  Ended();
 }
 
 void RouterServer::Fail(const RequestId& id, const absl::Status& status, absl::Time now) {
@@ -222,6 +243,7 @@ void RouterServer::Fail(const RequestId& id, const absl::Status& status, absl::T
   live_.erase(it);
   metrics_.Ended(status.code(), now - live.submitted);
   live.sink->OnError(status);
+  Ended();
 }
 
 }  // namespace deltamesh

@@ -50,14 +50,16 @@ class RouterServer {
 
   // New requests are refused from now on; running ones go on.
   void Drain();
+  // Requests that Generate took and whose sinks have not heard of their end. After Drain it only falls.
+  int64_t unfinished() const;
   // Whether a request that came now would be taken, as far as is known without looking at it: asked
   // before costly work on one.
   absl::Status Admits() const;
 
-  // The sink hears of the end, also when the request is refused.
+  // The sink hears of the end, also when the request is refused. Its id must not have been used before.
   void Generate(PreparedRequest request, std::shared_ptr<AnswerSink> sink);
-  // The client of this sink left: it hears nothing more, the request is freed everywhere.
-  void Cancel(const RequestId& id, const AnswerSink* sink);
+  // The client of this request left: its sink hears nothing more, the request is freed everywhere.
+  void Cancel(const RequestId& id);
 
   void OnLinkOpened(LinkId link);
   // False when the mailbox is full: the link cannot be served.
@@ -81,7 +83,6 @@ class RouterServer {
   };
   struct ClientLeft {
     RequestId id;
-    const AnswerSink* sink;
   };
   struct LinkOpened {
     LinkId link;
@@ -106,10 +107,9 @@ class RouterServer {
     int64_t cached_tokens = 0;
   };
 
-  bool draining() const {
-    absl::MutexLock lock(&mu_);
-    return draining_;
-  }
+  // OK, and the request counts as unfinished.
+  absl::Status TakeIn();
+  void Ended();
   void Loop();
   void Handle(Event event, absl::Time now);
   void Accept(NewRequest event, absl::Time now);
@@ -134,6 +134,7 @@ class RouterServer {
   mutable absl::Mutex mu_;
   Snapshot snapshot_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  int64_t unfinished_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -206,7 +206,9 @@ TEST_F(InferenceServiceTest, LostWorkerEndsItsCallsQuickly) {
 
 TEST_F(InferenceServiceTest, ManyCallsAtOnce) {
   script = [this](const mesh::StartDecode& start) {
-    Script s = mesh.Say("the quick brown fox jumps over the lazy dog " + start.request_id());
+    const std::string& id = start.request_id();
+    Script s =
+        mesh.Say("the quick brown fox jumps over the lazy dog " + id.substr(0, id.find('/')));
     s.gap = absl::Milliseconds(1);
     return s;
   };
@@ -307,6 +309,36 @@ TEST_F(InferenceServiceTest, TokenizeCountAndModels) {
   EXPECT_EQ(models.models(0).digest(), "d1");
   EXPECT_EQ(models.models(0).context_tokens(), 2048u);
   EXPECT_EQ(models.models(0).vocab_size(), mesh.front->tokenizer().vocab_size());
+}
+
+// The first call's end may be on its way still when the name comes again.
+TEST_F(InferenceServiceTest, NameUsedAgainRightAfterACancelIsServed) {
+  script = [this](const mesh::StartDecode& start) {
+    Script s = mesh.Say("Hello world");
+    s.end = start.max_tokens() != 1000;  // the first of each pair goes on until cancelled
+    return s;
+  };
+  Start();
+  for (int i = 0; i < 30; ++i) {
+    v1::GenerateRequest request = Hello();
+    request.set_request_id("same");
+    request.mutable_stop()->set_max_tokens(1000);
+    grpc::ClientContext context;
+    auto reader = stub->Generate(&context, request);
+    v1::GenerateEvent event;
+    if (i % 2 == 0) {
+      ASSERT_TRUE(reader->Read(&event));
+      EXPECT_EQ(event.request_id(), "same");
+    }
+    context.TryCancel();
+    request.mutable_stop()->set_max_tokens(100);
+    const Answer again = Run(request);
+    EXPECT_TRUE(again.status.ok()) << again.status.error_message();
+    EXPECT_EQ(again.text, "Hello world");
+    while (reader->Read(&event)) {
+    }
+    reader->Finish();
+  }
 }
 
 }  // namespace
