@@ -8,12 +8,14 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "services/cli/bench.h"
+#include "services/cli/call.h"
 #include "services/cli/chat.h"
 #include "services/cli/generate.h"
 #include "services/cli/inspect.h"
 #include "services/cli/logits.h"
 #include "services/cli/pack.h"
 #include "services/cli/serve.h"
+#include "services/common/flags.h"
 #include "services/common/process.h"
 #include "services/decode/decode_server.h"
 #include "services/expert/expert_process.h"
@@ -37,22 +39,26 @@ void AddRoles(CLI::App& app, Command& command) {
   auto* router = app.add_subcommand("router", "the front door: clients and workers connect to it");
   auto router_flags = std::make_shared<RouterFlags>();
   AddRouterFlags(router, router_flags.get());
+  NameInEnvironment(router);
   router->callback([=, &command] { command = [=] { return RunRouter(*router_flags); }; });
 
   auto* prefill =
       app.add_subcommand("prefill", "a worker that computes prompts and hands state over");
   auto prefill_flags = std::make_shared<AttentionFlags>();
   AddAttentionFlags(prefill, prefill_flags.get());
+  NameInEnvironment(prefill);
   prefill->callback([=, &command] { command = [=] { return RunPrefill(*prefill_flags); }; });
 
   auto* decode = app.add_subcommand("decode", "a worker that streams tokens");
   auto decode_flags = std::make_shared<AttentionFlags>();
   AddAttentionFlags(decode, decode_flags.get());
+  NameInEnvironment(decode);
   decode->callback([=, &command] { command = [=] { return RunDecode(*decode_flags); }; });
 
   auto* expert = app.add_subcommand("expert", "a shard of the routed experts");
   auto expert_flags = std::make_shared<ExpertFlags>();
   AddExpertFlags(expert, expert_flags.get());
+  NameInEnvironment(expert);
   expert->callback([=, &command] { command = [=] { return RunExpert(*expert_flags); }; });
 }
 
@@ -60,6 +66,7 @@ void AddServe(CLI::App& app, Command& command) {
   auto* serve = app.add_subcommand("serve", "the whole mesh on this machine");
   auto options = std::make_shared<ServeOptions>();
   AddServeFlags(serve, options.get());
+  NameInEnvironment(serve);
   serve->callback([=, &command] { command = [=] { return RunServe(*options); }; });
 }
 
@@ -136,6 +143,14 @@ void AddGenerate(CLI::App& app, Command& command) {
   generate->callback([=, &command] { command = [=] { return ExitCode(RunGenerate(*options)); }; });
 }
 
+void AddCall(CLI::App& app, Command& command) {
+  auto* call = app.add_subcommand("call", "one call of Inference.Generate, JSON in and out");
+  auto options = std::make_shared<CallOptions>();
+  AddCallFlags(call, options.get());
+  call->callback(
+      [=, &command] { command = [=] { return ExitCode(RunCall(*options, std::cout)); }; });
+}
+
 void AddChat(CLI::App& app, Command& command) {
   auto* chat = app.add_subcommand("chat", "a conversation in the terminal");
   auto options = std::make_shared<ChatOptions>();
@@ -161,6 +176,7 @@ int Main(int argc, char** argv) {
   AddPack(app, command);
   AddBench(app, command);
   AddGenerate(app, command);
+  AddCall(app, command);
   AddChat(app, command);
   CLI11_PARSE(app, argc, argv);
   return command();

@@ -12,12 +12,13 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/time/clock.h"
+#include "runtime/base/checkpoint_marks.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
-#include "runtime/model/checkpoint.h"
 #include "runtime/model/config.h"
 #include "services/cli/children.h"
 #include "services/cli/first_answer.h"
+#include "services/common/address.h"
 #include "services/common/flags.h"
 #include "services/common/process.h"
 
@@ -67,11 +68,14 @@ std::string Shorten(const std::string& line) {
   return line.size() <= 100 ? line : line.substr(0, 97) + "...";
 }
 
-// This program, as a shell in the same folder can call it.
+// This program as any shell can call it, whatever its path holds.
 std::string OwnPath() {
   std::error_code error;
   const auto path = std::filesystem::read_symlink("/proc/self/exe", error);
-  return error ? "deltamesh" : path.string();
+  if (error) return "deltamesh";
+  std::string quoted;
+  for (const char c : path.string()) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted.find_first_of(" '\"$`\\*?()&;|<>~#!") == quoted.npos ? quoted : "'" + quoted + "'";
 }
 
 class Serve {
@@ -141,13 +145,14 @@ absl::Status Serve::Run() {
 
 absl::Status Serve::StartRouter() {
   members_.push_back({.name = "router", .ports = {}, .last_line = ""});
-  std::vector<std::string> args = {
-      "router",
-      "--model=" + options_.model,
-      absl::StrFormat("--listen=%s:%d", options_.host, options_.grpc_port),
-      absl::StrFormat("--http=%s:%d", options_.host, options_.http_port),
-      "--ports-file=" + ports_file("router"),
-      "--parent=" + std::to_string(getpid())};
+  std::string host = options_.host;  // IPv6 with brackets or without
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  std::vector<std::string> args = {"router",
+                                   "--model=" + options_.model,
+                                   "--listen=" + JoinHostPort(host, options_.grpc_port),
+                                   "--http=" + JoinHostPort(host, options_.http_port),
+                                   "--ports-file=" + ports_file("router"),
+                                   "--parent=" + std::to_string(getpid())};
   if (!options_.model_name.empty()) args.push_back("--model-name=" + options_.model_name);
   return children_.Start("router", std::move(args));
 }
@@ -251,9 +256,9 @@ void Serve::PrintEndpoints(const Member& router) const {
             << "/v1/chat/completions -H 'content-type: application/json' \\\n"
             << "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], "
                "\"max_tokens\": 16, \"stream\": true}'\n"
-            << "  grpcurl -plaintext -d '{\"chat\": {\"messages\": [{\"role\": \"user\", "
-               "\"content\": \"Hello\"}]}, \"stop\": {\"max_tokens\": 16}}' \\\n    "
-            << grpc << " deltamesh.v1.Inference/Generate\n"
+            << "  " << OwnPath() << " call --router " << grpc << " \\\n"
+            << "    '{\"chat\": {\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}, "
+               "\"stop\": {\"max_tokens\": 16}}'\n"
             << "  " << OwnPath() << " chat --router " << grpc << "\n\n"
             << std::flush;
 }
@@ -295,7 +300,7 @@ int Report(const absl::Status& status) {
 }  // namespace
 
 void AddServeFlags(CLI::App* app, ServeOptions* o) {
-  app->add_option("--model", o->model, "checkpoint folder")->envname("DELTAMESH_MODEL")->required();
+  app->add_option("--model", o->model, "checkpoint folder")->required();
   app->add_option("--prefill", o->prefill, "prefill workers")->capture_default_str();
   app->add_option("--decode", o->decode, "decode workers")->capture_default_str();
   app->add_option("--experts", o->experts, "expert shards; 0: experts in each worker")
@@ -313,16 +318,18 @@ void AddServeFlags(CLI::App* app, ServeOptions* o) {
       ->capture_default_str();
   app->add_option("--http-port", o->http_port, "router's HTTP port; 0: any free one")
       ->capture_default_str();
-  app->add_option("--worker-flag", o->worker_flags,
-                  "passed on to prefill and decode workers: --worker-flag=--slabs=8");
-  app->add_option("--model-name", o->model_name, "name clients use (default: the folder's name)");
-  app->add_option("--first-answer", o->first_answer, "stream an answer to this once ready");
+  app->add_option(
+      "--worker-flag", o->worker_flags,
+      "passed on to prefill and decode workers: --worker-flag=--slabs=8 (default: none)");
+  app->add_option("--model-name", o->model_name, "as clients name it (default: the folder's name)");
+  app->add_option("--first-answer", o->first_answer,
+                  "stream an answer to this text once ready (default: none)");
   app->add_option("--first-answer-tokens", o->first_answer_tokens, "its most tokens")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app->add_option("--run-dir", o->run_dir, "new folder for logs (default: a temporary one)");
   app->add_flag("--keep-run-dir", o->keep_run_dir, "leave the logs behind");
-  app->add_option("--ready-seconds", o->ready_seconds, "longest wait until all is up")
+  app->add_option("--ready-seconds", o->ready_seconds, "longest wait until all processes are up")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
 }

@@ -147,7 +147,8 @@ class Answer:
 
 
 class Mesh:
-    def __init__(self, model, prefill=1, decode=1, experts=2, worker_flags=(), routers=1):
+    def __init__(self, model, prefill=1, decode=1, experts=2, worker_flags=(), routers=1,
+                 router_flags=()):
         self.folder = tempfile.mkdtemp(prefix="deltamesh-test-")
         self.model = model
         self.processes = {}
@@ -158,7 +159,7 @@ class Mesh:
             for i in range(routers):
                 name = "router" if i == 0 else f"router-{i}"
                 self.routers.append(self.add(name, ["router", f"--model={model}", "--listen=127.0.0.1:0",
-                                                    "--http=127.0.0.1:0"]))
+                                                    "--http=127.0.0.1:0", *router_flags]))
             self.router = self.routers[0]
             for i in range(experts):
                 self.add_worker("expert", i, [f"--shard={i}", f"--shards={experts}"])

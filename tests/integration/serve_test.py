@@ -77,7 +77,8 @@ class ServeTest(unittest.TestCase):
         self.start("--first-answer=What is a mesh?", "--first-answer-tokens=8")
         self.wait_for("Ctrl-C stops everything")
         text = self.text()
-        for words in ("ready ", "curl ", "grpcurl ", f"{os.path.realpath(BINARY)} chat --router ",
+        for words in ("ready ", "curl ", f"{os.path.realpath(BINARY)} call --router ",
+                      f"{os.path.realpath(BINARY)} chat --router ",
                       "prompt tokens", "8 answer tokens"):
             self.assertIn(words, text)
         http = re.search(r"http://([\d.]+:\d+)/v1 ", text).group(1)
@@ -86,11 +87,23 @@ class ServeTest(unittest.TestCase):
                                   {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4})
         self.assertEqual(status, 200, reply)
         self.assertEqual(reply["usage"]["completion_tokens"], 4)
+        self.paste_what_it_shows(text)
         pids = children_of(self.child.pid)
         self.assertEqual(len(pids), 5)
         self.child.send_signal(signal.SIGINT)
         self.assertEqual(self.child.wait(15), 0)
         self.assert_nothing_left(pids)
+
+    def paste_what_it_shows(self, text):
+        """Each call under "try" works as it stands, with what a fresh machine has."""
+        shown = text.split("\ntry\n", 1)[1].split("\n\n", 1)[0]
+        commands = [c.strip() for c in shown.replace("\\\n", " ").split("\n")]
+        self.assertEqual(len(commands), 3, shown)
+        for command, words in zip(commands, ("data: [DONE]", '"finish":', "tokens/s")):
+            done = subprocess.run(["bash", "-c", command], input="Hello\n", capture_output=True, text=True,
+                                  timeout=60)
+            self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout}{done.stderr}")
+            self.assertIn(words, done.stdout, command)
 
     def test_a_child_that_dies_ends_everything_with_its_last_words(self):
         self.start("--experts=1", "--prefill=0")

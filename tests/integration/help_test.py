@@ -1,0 +1,56 @@
+"""--help of every role: each flag says its unit, its default and its name in the environment."""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path[:0] = os.environ["DELTAMESH_PYTHON_PATH"].split(":")
+from processes import BINARY, GOLDEN  # noqa: E402
+
+ROLES = ("router", "prefill", "decode", "expert", "serve")
+UNITS = ("seconds", "bytes", "tokens", "threads", "requests", "sequences", "blocks", "attempts", "workers",
+         "connections", "port", "shard", "inputs", "calls", "hand-offs", "experts")
+
+
+def flags(role):
+    """[(flag, its line, its explanation)]"""
+    text = subprocess.run([BINARY, role, "--help"], capture_output=True, text=True, check=True).stdout
+    out = []
+    for line in text.split("\n"):
+        if re.match(r"  --[a-z]", line):
+            head, _, rest = line.strip().partition("   ")
+            out.append([head.split()[0].split(",")[0], head, rest.strip()])
+        elif line.startswith("      ") and out:
+            out[-1][2] += " " + line.strip()
+    return out
+
+
+class HelpTest(unittest.TestCase):
+    def test_every_flag_says_all(self):
+        for role in ROLES:
+            found = flags(role)
+            self.assertGreater(len(found), 8, role)
+            for flag, head, text in found:
+                with self.subTest(role=role, flag=flag):
+                    self.assertIn("(Env:DELTAMESH_" + flag[2:].upper().replace("-", "_") + ")", head)
+                    self.assertTrue(text)
+                    if re.search(r" (TEXT|INT|UINT|FLOAT)", head):
+                        self.assertTrue("REQUIRED" in head or "=" in head or "(default: " in text, head)
+                    if re.search(r" (INT|UINT|FLOAT)", head):
+                        self.assertTrue(any(u in flag or u in text for u in UNITS), f"{head}: no unit")
+
+    def test_environment_is_read_and_the_command_line_wins(self):
+        model = os.path.join(GOLDEN, "kimi_k3_tiny")
+        with tempfile.TemporaryDirectory() as folder:
+            def failure(*args, **env):
+                return subprocess.run([BINARY, "router", f"--model={model}", "--listen=127.0.0.1:0", *args],
+                                      capture_output=True, text=True, timeout=30, cwd=folder,
+                                      env={**os.environ, **env}).stderr
+            self.assertIn('bad\\" is not host:port', failure(DELTAMESH_HTTP="bad"))
+            self.assertIn('worse\\" is not host:port', failure("--http=worse", DELTAMESH_HTTP="bad"))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
