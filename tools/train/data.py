@@ -50,29 +50,36 @@ def write_vocabulary(folder, merges, seed=1, dialogue_count=600):
 
 
 def sample(tokenizer, rng, held, length, phase_one=False):
-    """One dialogue of at most `length` tokens: ids and which of them the model writes."""
-    while True:
-        messages, tools = dialogues.dialogue(rng, held, tokenizer.cost, length - 24, phase_one)
-        ids, mine = tokenizer.render(messages, tools, thinking=rng.random() < 0.5)
-        if len(ids) <= length:
-            return ids, mine
-        while len(ids) > length and len(messages) > 3 and not tools:  # the last question goes
-            messages = messages[:-2]
-            ids, mine = tokenizer.render(messages, tools, thinking=rng.random() < 0.5)
-        if len(ids) <= length and any(mine):
-            return ids, mine
+    """One dialogue of at most `length` tokens: ids and which of them the model writes; None if it came out
+    too long."""
+    messages, tools = dialogues.dialogue(rng, held, tokenizer.cost, length - 24, phase_one)
+    thinking = rng.random() < 0.5
+    ids, mine = tokenizer.render(messages, tools, thinking)
+    while len(ids) > length and len(messages) > 3 and not tools:  # the last question goes
+        messages = messages[:-2]
+        ids, mine = tokenizer.render(messages, tools, thinking)
+    return (ids, mine) if len(ids) <= length and any(mine) else None
+
+
+SHORTEST = 64  # tokens: less room is left empty
+
+
+def row(tokenizer, rng, held, length, phase_one):
+    """Dialogues one after the other, the longest first; what went before is an older conversation."""
+    ids, mine, failed = [], [], 0
+    while length - len(ids) > SHORTEST and failed < 6:
+        more = sample(tokenizer, rng, held, length - len(ids), phase_one)
+        if more is None:
+            failed += 1
+        else:
+            ids, mine = ids + more[0], mine + more[1]
+    if not ids:
+        return row(tokenizer, rng, held, length, phase_one)
+    return ids + [tokenizer.pad] * (length - len(ids)), mine + [False] * (length - len(mine))
 
 
 def batch(tokenizer, seed, number, rows, length, held=False, phase_one=False):
     """rows x length ids padded at the end, and the mask of what the model writes (lists)."""
     rng = random.Random("%d/%d/%d" % (seed, number, held))
-    ids, mine = [], []
-    for _ in range(rows):
-        a, b = sample(tokenizer, rng, held, length, phase_one)
-        # Short ones share a row: what went before is an older conversation.
-        while length - len(a) > 110 and length <= 1024:
-            more, written = sample(tokenizer, rng, held, length - len(a), phase_one)
-            a, b = a + more, b + written
-        ids.append(a + [tokenizer.pad] * (length - len(a)))
-        mine.append(b + [False] * (length - len(b)))
-    return ids, mine
+    made = [row(tokenizer, rng, held, length, phase_one) for _ in range(rows)]
+    return [r[0] for r in made], [r[1] for r in made]

@@ -598,7 +598,7 @@ def chatting(rng, held, cost, budget):
 def dialogue(rng, held, cost, budget, phase_one=False):
     """(messages, tools) of about `budget` tokens, or fewer."""
     kind = rng.random()
-    if phase_one and kind < 0.25:
+    if phase_one and kind < 0.5:
         return repeating(rng, held, cost, budget), None
     if budget <= 512:
         if kind > 0.98:

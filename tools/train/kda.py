@@ -31,58 +31,60 @@ class _Inverse(torch.autograd.Function):
 
 
 class _Scan(torch.autograd.Function):
-    """S_{n+1} = decay_n * S_n + K_n^T (U_n - W_n S_n).
+    """S_{n+1} = decay_n * S_n + K_n^T (U_n - W_n S_n), n along the second dimension.
 
-    w, u, k: [N, R, C, D], decay: [N, R, D], keep: [N, R] or None (0 forgets the state before chunk n),
-    first: [R, D, D]. Returns the corrections U - W S [N, R, C, D], every S_n [N, R, D, D] and the last S.
+    w, u, k: [B, N, H, C, D], decay: [B, N, H, D], keep: [B, N] or None (0 forgets the state before chunk n),
+    first: [B, H, D, D]. Returns the corrections U - W S [B, N, H, C, D], every S_n [B, N, H, D, D] and the
+    last S.
     """
 
     @staticmethod
     def forward(ctx, w, u, k, decay, keep, first):
-        n = w.shape[0]
-        s = first.clone()
-        states = torch.empty((n,) + first.shape, dtype=w.dtype)
-        fixed = torch.empty_like(u)
-        kt = k.transpose(2, 3)
+        b, n, h, c, d = w.shape
+        s = first.reshape(b * h, d, d)
+        states, fixed = w.new_empty(b, n, h, d, d), torch.empty_like(u)
+        at = lambda x, i: x[:, i].reshape(b * h, *x.shape[3:])
         for i in range(n):
             if keep is not None:
-                s = s * keep[i][:, None, None]
-            states[i] = s
-            torch.baddbmm(u[i], w[i], s, alpha=-1, out=fixed[i])
-            s = torch.baddbmm(decay[i][:, :, None] * s, kt[i], fixed[i])
+                s = (s.view(b, h, d, d) * keep[:, i, None, None, None]).view(b * h, d, d)
+            states[:, i] = s.view(b, h, d, d)
+            f = torch.baddbmm(at(u, i), at(w, i), s, alpha=-1)
+            fixed[:, i] = f.view(b, h, c, d)
+            s = torch.baddbmm(at(decay, i)[:, :, None] * s, at(k, i).transpose(1, 2), f)
         ctx.save_for_backward(w, k, decay, keep, states, fixed)
-        return fixed, states, s
+        return fixed, states, s.view(b, h, d, d)
 
     @staticmethod
     def backward(ctx, dfixed, dstates, dlast):
         w, k, decay, keep, states, fixed = ctx.saved_tensors
-        n = w.shape[0]
-        ds = dlast.clone()
+        b, n, h, c, d = w.shape
+        ds = dlast.reshape(b * h, d, d)
         after = torch.empty_like(states)  # gradient of the state that leaves chunk i
         dfix = torch.empty_like(fixed)
-        wt = w.transpose(2, 3)
+        at = lambda x, i: x[:, i].reshape(b * h, *x.shape[3:])
         for i in range(n - 1, -1, -1):
-            after[i] = ds
-            torch.baddbmm(dfixed[i], k[i], ds, out=dfix[i])
-            ds = torch.baddbmm(dstates[i] + decay[i][:, :, None] * ds, wt[i], dfix[i], alpha=-1)
+            after[:, i] = ds.view(b, h, d, d)
+            f = torch.baddbmm(at(dfixed, i), at(k, i), ds)
+            dfix[:, i] = f.view(b, h, c, d)
+            into = torch.addcmul(at(dstates, i), at(decay, i)[:, :, None], ds)
+            ds = torch.baddbmm(into, at(w, i).transpose(1, 2), f, alpha=-1)
             if keep is not None:
-                ds = ds * keep[i][:, None, None]
-        flat = lambda x: x.flatten(0, 1)
-        dw = -torch.bmm(flat(dfix), flat(states).transpose(1, 2)).view_as(w)
+                ds = (ds.view(b, h, d, d) * keep[:, i, None, None, None]).view(b * h, d, d)
+        flat = lambda x: x.flatten(0, 2)
+        dw = torch.bmm(flat(dfix), flat(states).transpose(1, 2)).neg_().view_as(w)
         dk = torch.bmm(flat(fixed), flat(after).transpose(1, 2)).view_as(k)
         ddecay = (states * after).sum(-1)
-        return dw, dfix, dk, ddecay, None, ds
+        return dw, dfix, dk, ddecay, None, ds.view(b, h, d, d)
 
 
-def factors(q, k, g, beta):
-    """Token-wise part. q, k, g: [M, C, D] (M = chunks times heads), beta: [M, C, 1], q scaled.
+def factors(q, k, total, beta):
+    """Token-wise part. q, k, total: [M, C, D] (M = chunks times heads; total = cumulated g), beta: [M, C, 1].
 
     Returns q and k decayed against the middle of the chunk (left), k against it from the other side
     (right), and what the scan needs: decay from the chunk's start for q and k, k to its end, the
     chunk's own decay.
     """
-    total = torch.cumsum(g, 1)
-    c = g.shape[1]
+    c = total.shape[1]
     middle = total[:, (c - 1) // 2 : (c - 1) // 2 + 1]
     end = total[:, -1:]
     left = torch.exp(total - middle)
@@ -100,37 +102,39 @@ def factors(q, k, g, beta):
     )
 
 
-def chunked(q, k, v, g, beta, keep=None, first=None, prepare=factors):
-    """q, k, g: [B, T, H, D], v: [B, T, H, D], beta: [B, T, H]; q scaled, q and k normalised, g <= 0.
+def by_chunks(q, k, v, g, beta, keep=None, first=None):
+    """q, k, v, g: [B, N, H, C, D], beta: [B, N, H, C, 1]; otherwise as `chunked`. Returns o like q, and the
+    last state."""
+    b, n, h, c, d = q.shape
+    flat = lambda x: x.reshape(b * n * h, *x.shape[3:])
+    sums = torch.ones(c, c, dtype=g.dtype).tril().expand(b * n * h, c, c)
+    total = torch.bmm(sums, flat(g))
+    ql, kl, kr, qs, ks, ke, decay = factors(flat(q), flat(k), total, flat(beta))
+    krt = kr.transpose(1, 2)
+    inverse = _Inverse.apply(torch.tril(torch.bmm(kl, krt), -1))
+    w, u = torch.bmm(inverse, ks), torch.bmm(inverse, flat(v) * flat(beta))
+    scores = torch.tril(torch.bmm(ql, krt))
+    if first is None:
+        first = q.new_zeros(b, h, d, d)
+    whole = lambda x: x.view(b, n, h, *x.shape[1:])
+    keep = None if keep is None else keep.to(q.dtype)
+    fixed, states, last = _Scan.apply(whole(w), whole(u), whole(ke), whole(decay), keep, first)
+    o = torch.baddbmm(torch.bmm(scores, flat(fixed)), qs, flat(states))
+    return whole(o), last
 
-    keep: [B, T / C], 0 where the state before that chunk is to be forgotten. T is padded to whole chunks.
+
+def chunked(q, k, v, g, beta, keep=None, first=None):
+    """q, k, v, g: [B, T, H, D], beta: [B, T, H]; q scaled, q and k normalised, g <= 0. Any T.
+
+    keep: [B, T / C], 0 where the state before that chunk is to be forgotten; first: [B, H, D, D].
     Returns o [B, T, H, D] and the last state [B, H, D, D].
     """
     b, t, h, d = q.shape
-    c = CHUNK
-    short = -t % c
-    if short:
-        pad = lambda x: torch.nn.functional.pad(x, [0, 0] * (x.dim() - 2) + [0, short])
-        q, k, v, g, beta = (pad(x) for x in (q, k, v, g, beta))
-    n = (t + short) // c
-    r = b * h
+    short = -t % CHUNK
 
-    def rows(x):  # [B, T, H, D] -> [N * B * H, C, D]
-        return x.view(b, n, c, h, -1).permute(1, 0, 3, 2, 4).reshape(n * r, c, -1)
+    def rows(x):  # [B, T, H, D] -> [B, N, H, C, D]; what is added neither decays nor writes
+        x = torch.nn.functional.pad(x, [0, 0, 0, 0, 0, short])
+        return x.view(b, -1, CHUNK, h, x.shape[3]).transpose(2, 3)
 
-    q, k, v, g, beta = rows(q), rows(k), rows(v), rows(g), rows(beta)
-    ql, kl, kr, qs, ks, ke, decay = prepare(q, k, g, beta)
-    krt = kr.transpose(1, 2)
-    inverse = _Inverse.apply(torch.tril(torch.bmm(kl, krt), -1))
-    w, u = torch.bmm(inverse, ks), torch.bmm(inverse, v * beta)
-    scores = torch.tril(torch.bmm(ql, krt))
-    if first is None:
-        first = torch.zeros(r, d, d, dtype=q.dtype)
-    by_chunk = lambda x: x.view(n, r, *x.shape[1:])
-    keep = None if keep is None else keep.t()[:, :, None].expand(n, b, h).reshape(n, r).to(q.dtype)
-    fixed, states, last = _Scan.apply(
-        by_chunk(w), by_chunk(u), by_chunk(ke), by_chunk(decay), keep, first.reshape(r, d, d)
-    )
-    o = torch.baddbmm(torch.bmm(scores, fixed.flatten(0, 1)), qs, states.flatten(0, 1))
-    o = o.view(n, b, h, c, d).permute(1, 0, 3, 2, 4).reshape(b, n * c, h, d)[:, :t]
-    return o, last.view(b, h, d, d)
+    o, last = by_chunks(rows(q), rows(k), rows(v), rows(g), rows(beta[..., None]), keep, first)
+    return o.transpose(2, 3).reshape(b, -1, h, d)[:, :t], last

@@ -14,7 +14,7 @@ class Stage:
 
 
 STAGES = [
-    Stage("copy", 6e6, {128: 0.5, 256: 0.5}, first=True),
+    Stage("copy", 6e6, {128: 0.2, 256: 0.8}, first=True),
     Stage("short", 14e6, {256: 0.5, 512: 0.5}),
     Stage("medium", 20e6, {256: 0.2, 512: 0.4, 2048: 0.4}, rate=(1.0, 0.7)),
     Stage("long", 15e6, {256: 0.15, 512: 0.25, 2048: 0.35, 8192: 0.25}, rate=(0.7, 0.4)),

@@ -20,7 +20,7 @@ import recipe
 from muon import Optimiser
 from text import Tokenizer
 
-SAVE_EVERY = 100
+SAVE_EVERY = 50
 
 
 def targets(ids, mine):
@@ -50,6 +50,7 @@ class Trainer:
         self.model = models.Model(dataclasses.replace(size or models.Size(), vocab=self.tokenizer.size))
         self.optimiser = Optimiser(self.model)
         self.step = self.tokens = 0
+        self.yielding = False
         self.latest = os.path.join(run, "latest.pt")
         if os.path.exists(self.latest):
             saved = torch.load(self.latest, weights_only=False)
@@ -120,6 +121,8 @@ class Trainer:
         stage, progress = recipe.stage_at(self.tokens, self.stages)
         rows = []
         while stage is not None and (until_step is None or self.step < until_step):
+            if self.yielding and self.step % 10 == 0:
+                torch.set_num_threads(2 if os.getloadavg()[0] < os.cpu_count() - 0.5 else 1)
             start, used = time.monotonic(), time.process_time()
             row = self.one_step(stage, progress)
             self.step += 1
@@ -155,18 +158,22 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--run", required=True, help="folder of this training run")
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--threads", type=int, default=2)
+    p.add_argument(
+        "--threads", type=int, default=2, help="0: two while the machine is otherwise idle, else one"
+    )
     p.add_argument("--until-step", type=int, help="stop after this step; the stages go on another time")
     p.add_argument("--no-compile", action="store_true", help="start at once, run slower")
     a = p.parse_args()
-    torch.set_num_threads(a.threads)
+    torch.set_num_threads(a.threads or 1)
     if not a.no_compile:
         models.compile_parts()
     with open(
         os.path.join(a.run, "pid") if os.path.isdir(a.run) else os.devnull, "w", encoding="utf-8"
     ) as f:
         f.write("%d\n" % os.getpid())
-    Trainer(a.run, a.seed).train(a.until_step)
+    trainer = Trainer(a.run, a.seed)
+    trainer.yielding = a.threads == 0
+    trainer.train(a.until_step)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,9 @@ EVENTS = [
 ]
 MONTHS = """January February March April May June July August September October November December""".split()
 
-_ONSETS = """b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh sk st t th tr v w y z bl cr gl""".split()
+_ONSETS = (
+    """b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh sk st t th tr v w y z bl cr gl""".split()
+)
 _VOWELS = "a e i o u a e i o ai ea ou io".split()
 _CODAS = ["", "", "", "", "n", "r", "l", "s", "m", "t", "nd", "rk", "x", "sh", "ck", "lt"]
 
