@@ -76,6 +76,7 @@ struct TransportStats {
   uint64_t messages_sent = 0, messages_received = 0;
   uint64_t bytes_sent = 0, bytes_received = 0;  // payloads
   uint64_t dropped = 0;                         // refused by handlers or malformed
+  uint64_t refused = 0;                         // connections turned away: malformed, too many, unknown
   uint64_t peers = 0;
 };
 

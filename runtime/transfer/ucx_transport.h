@@ -4,6 +4,9 @@
 // One context, worker and progress thread. Only that thread calls UCX; other threads queue commands
 // and wake it. It sleeps on the worker's event descriptor when there is nothing to do.
 //
+// A connection opens with a hello from the connecting side and a welcome from the other; until then sends
+// wait. What is no hello and comes from elsewhere is counted and its endpoint closed.
+//
 // UCX notices a dead process, not a hung one, and a sender with unacknowledged data may never hear
 // of a cut link: callers need deadlines of their own and Disconnect.
 #pragma once
@@ -23,9 +26,12 @@ enum class UcxErrorMode {
 };
 
 struct UcxTransportOptions {
-  std::string host = "127.0.0.1";  // numeric address to listen on
-  int port = 0;                    // 0: any free one
-  std::string advertise_host;      // numeric; what address() names. Empty: `host`
+  // Numeric. Its interface carries the connections, in and out; UCX listens at the interface's first
+  // address.
+  std::string host = "127.0.0.1";
+  int port = 0;                // 0: any free one
+  int port_last = 0;           // above `port`: the first free one of the range
+  std::string advertise_host;  // numeric; names the interface when `host` is a wildcard
   UcxErrorMode error_mode = UcxErrorMode::kPeer;
 
   // Used by ApplyUcxDefaults, which leaves variables that are already set alone.
@@ -34,9 +40,12 @@ struct UcxTransportOptions {
 
   int spin = 0;                         // progress calls without events before sleeping
   int64_t rendezvous_bytes = 64 << 10;  // payloads from here on use rendezvous
-  int64_t peers_max = 240;              // connections, both directions; UCX allows 256 for tcp
+  int64_t peers_max = 240;              // connections, both directions
   int64_t sends_max = 1 << 16;  // queued or in flight; more complete with RESOURCE_EXHAUSTED
   int64_t payload_bytes_max = kPayloadBytesMax;
+  absl::Duration greeting_max = absl::Seconds(5);      // from Connect to the welcome
+  absl::Duration stranger_silence = absl::Seconds(3);  // before UCX's first bytes
+  int64_t strangers_max = 256;  // connections that have not sent them; the oldest are cut
   absl::Duration shutdown_grace = absl::Seconds(2);  // closing connections at destruction
 };
 
@@ -48,10 +57,11 @@ absl::Status ApplyUcxDefaults(const UcxTransportOptions& options);
 // destructor closes all connections; completions of what was in flight run with CANCELLED.
 class UcxTransport : public Transport {
  public:
-  // UNAVAILABLE names the address and the cause when listening fails.
+  // UNAVAILABLE names the address and the cause when listening fails. Raises the process's limit of open
+  // files as far as it may: UCX stops listening for good when there are none.
   static absl::StatusOr<std::unique_ptr<UcxTransport>> Create(const UcxTransportOptions& options);
 
-  virtual int port() const = 0;
+  virtual int port() const = 0;  // of UCX's tcp
 };
 
 }  // namespace deltamesh

@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -11,36 +12,64 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/transfer/ucx_port.h"
 #include "runtime/transfer/ucx_util.h"
 
 namespace deltamesh {
 
+namespace {
+
+constexpr int kPortTries = 8;  // somebody may take a free port before UCX does
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Open(const UcxTransportOptions& options,
                                                            unsigned am_id,
                                                            const UcxCallbacks& callbacks) {
-  std::unique_ptr<UcxWorker> worker(new UcxWorker);
-  RETURN_IF_ERROR(worker->OpenWorker(am_id, callbacks));
-  RETURN_IF_ERROR(worker->OpenWakeup());
-  RETURN_IF_ERROR(worker->OpenListener(options, callbacks));
-  return worker;
+  const int last = std::max(options.port, options.port_last);
+  const int tries = options.port == 0 ? kPortTries : last - options.port + 1;
+  absl::Status status;
+  for (int i = 0; i < tries; ++i) {
+    // UCX has one port for its data in its configuration, or takes any; knowing it allows to guard it.
+    const absl::StatusOr<int> port =
+        FindFreePort(options.host, options.port == 0 ? 0 : options.port + i);
+    status = port.status();
+    if (!port.ok()) continue;
+    std::unique_ptr<UcxWorker> worker(new UcxWorker);
+    status = worker->OpenWorker(*port);
+    if (!status.ok()) continue;
+    RETURN_IF_ERROR(worker->OpenAddress());
+    RETURN_IF_ERROR(worker->OpenHandler(am_id, callbacks));
+    RETURN_IF_ERROR(worker->OpenWakeup());
+    return worker;
+  }
+  if (tries == 1) return status;
+  return Annotate(status,
+                  absl::StrFormat("no port of %s from %d to %d", options.host, options.port, last));
 }
 
 UcxWorker::~UcxWorker() {
-  StopListening();
   DestroyWorker();
   if (context_ != nullptr) ucp_cleanup(context_);
   if (epoll_fd_ >= 0) close(epoll_fd_);
   if (wake_fd_ >= 0) close(wake_fd_);
 }
 
-absl::Status UcxWorker::OpenWorker(unsigned am_id, const UcxCallbacks& callbacks) {
+absl::Status UcxWorker::OpenWorker(int port) {
   ucp_config_t* config = nullptr;
   ucs_status_t status = ucp_config_read(nullptr, nullptr, &config);
   if (status != UCS_OK) return UcxError("UCX: reading the configuration (UCX_* variables)", status);
+  const std::string range = absl::StrFormat("%d-%d", port, port);
+  status = ucp_config_modify(config, "PORT_RANGE", range.c_str());
+  // UCX goes on using a tcp connection of an endpoint that was closed by force. Puts would write memory
+  // that was given back, and sends out of the caller's memory would read it (and abort). So data comes as
+  // messages, of which late ones are dropped, and goes out of UCX's own buffers.
+  if (status == UCS_OK) status = ucp_config_modify(config, "PUT_ENABLE", "n");
+  if (status == UCS_OK) status = ucp_config_modify(config, "ZCOPY_THRESH", "inf");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  status = ucp_init(&params, config, &context_);
+  if (status == UCS_OK) status = ucp_init(&params, config, &context_);
   ucp_config_release(config);
   if (status != UCS_OK) return UcxError("UCX: start; check UCX_TLS and UCX_NET_DEVICES", status);
 
@@ -49,14 +78,30 @@ absl::Status UcxWorker::OpenWorker(unsigned am_id, const UcxCallbacks& callbacks
   // Made by one thread and used by another, never by two at once.
   worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   status = ucp_worker_create(context_, &worker_params, &worker_);
-  if (status != UCS_OK) return UcxError("UCX: worker; check UCX_TLS and UCX_NET_DEVICES", status);
+  if (status != UCS_OK) {
+    return UcxError(
+        absl::StrFormat("UCX: worker at port %d; check UCX_TLS and UCX_NET_DEVICES", port), status);
+  }
+  port_ = port;
+  return absl::OkStatus();
+}
 
+absl::Status UcxWorker::OpenAddress() {
   ucp_worker_attr_t attributes{};
   attributes.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER;
-  status = ucp_worker_query(worker_, &attributes);
+  ucs_status_t status = ucp_worker_query(worker_, &attributes);
   if (status != UCS_OK) return UcxError("UCX: worker attributes", status);
   header_bytes_max_ = static_cast<int64_t>(attributes.max_am_header);
+  ucp_address_t* address = nullptr;
+  size_t bytes = 0;
+  status = ucp_worker_get_address(worker_, &address, &bytes);
+  if (status != UCS_OK) return UcxError("UCX: worker address", status);
+  address_.assign(reinterpret_cast<const char*>(address), bytes);
+  ucp_worker_release_address(worker_, address);
+  return absl::OkStatus();
+}
 
+absl::Status UcxWorker::OpenHandler(unsigned am_id, const UcxCallbacks& callbacks) {
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                        UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
@@ -64,29 +109,8 @@ absl::Status UcxWorker::OpenWorker(unsigned am_id, const UcxCallbacks& callbacks
   handler.flags = UCP_AM_FLAG_WHOLE_MSG;
   handler.cb = callbacks.on_message;
   handler.arg = callbacks.arg;
-  status = ucp_worker_set_am_recv_handler(worker_, &handler);
+  const ucs_status_t status = ucp_worker_set_am_recv_handler(worker_, &handler);
   return status == UCS_OK ? absl::OkStatus() : UcxError("UCX: active message handler", status);
-}
-
-absl::Status UcxWorker::OpenListener(const UcxTransportOptions& options,
-                                     const UcxCallbacks& callbacks) {
-  const std::string wanted = FormatSocketAddress(options.host, options.port);
-  ASSIGN_OR_RETURN(const SocketAddress socket_address, ParseSocketAddress(wanted));
-  ucp_listener_params_t params{};
-  params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
-  params.sockaddr.addr = socket_address.get();
-  params.sockaddr.addrlen = socket_address.length;
-  params.conn_handler.cb = callbacks.on_connection;
-  params.conn_handler.arg = callbacks.arg;
-  ucs_status_t status = ucp_listener_create(worker_, &params, &listener_);
-  if (status != UCS_OK)
-    return UcxError(absl::StrFormat("transport: listening at %s", wanted), status);
-  ucp_listener_attr_t attributes{};
-  attributes.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
-  status = ucp_listener_query(listener_, &attributes);
-  if (status != UCS_OK) return UcxError("transport: the listener's port", status);
-  port_ = PortOf(attributes.sockaddr);
-  return absl::OkStatus();
 }
 
 absl::Status UcxWorker::OpenWakeup() {
@@ -105,12 +129,6 @@ absl::Status UcxWorker::OpenWakeup() {
   return absl::OkStatus();
 }
 
-bool UcxWorker::Progress(int calls) {
-  bool busy = false;
-  for (int i = 0; i < calls && ucp_worker_progress(worker_) != 0; ++i) busy = true;
-  return busy;
-}
-
 void UcxWorker::Sleep(int timeout_ms) {
   const ucs_status_t status = ucp_worker_arm(worker_);
   if (status == UCS_ERR_BUSY) return;  // events are waiting
@@ -127,10 +145,6 @@ void UcxWorker::Wake() {
 void UcxWorker::ClearWake() {
   uint64_t count;
   [[maybe_unused]] const auto n = read(wake_fd_, &count, sizeof(count));
-}
-
-void UcxWorker::StopListening() {
-  if (listener_ != nullptr) ucp_listener_destroy(std::exchange(listener_, nullptr));
 }
 
 void UcxWorker::DestroyWorker() {

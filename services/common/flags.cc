@@ -23,10 +23,15 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
       ->capture_default_str();
   app->add_option("--http", f->http, "HTTP address (/metrics, /healthz, /readyz)")
       ->capture_default_str();
-  app->add_option("--transport-listen", f->transport_listen, "UCX address for large buffers")
+  app->add_option("--transport-listen", f->transport_listen,
+                  "HOST[:PORT[-LAST]] for large buffers (UCX). HOST: a numeric address of this "
+                  "machine; its network interface carries all transfers, so across machines name "
+                  "the address the others reach. PORT-LAST: the first free port of a range to open "
+                  "in a firewall; a single fixed PORT is busy for a minute after a crash; 0: any")
       ->capture_default_str();
   app->add_option("--transport-advertise", f->transport_advertise,
-                  "numeric host that others reach the UCX address at (default: as listened)");
+                  "numeric address of this machine whose interface carries transfers when "
+                  "--transport-listen is a wildcard (default: as listened)");
   app->add_option("--threads", f->threads, "threads of the step loop")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
@@ -66,12 +71,11 @@ LogLevel ParseLogLevel(std::string_view name) {
 absl::Status FinishWorkerFlags(std::string_view role, WorkerFlags* flags) {
   RETURN_IF_ERROR(CheckListen("--listen", flags->listen));
   RETURN_IF_ERROR(CheckListen("--http", flags->http));
-  RETURN_IF_ERROR(ParseHostPort("--transport-listen", flags->transport_listen).status());
-  const bool any = flags->transport_listen.starts_with("0.0.0.0:") ||
-                   flags->transport_listen.starts_with("[::]:");
+  const bool any =
+      flags->transport_listen.starts_with("0.0.0.0") || flags->transport_listen.starts_with("[::]");
   if (any && flags->transport_advertise.empty()) {
     return InvalidArgument(
-        "--transport-listen: %s names no address others can dial; add --transport-advertise",
+        "--transport-listen: %s names no interface that others reach; add --transport-advertise",
         flags->transport_listen);
   }
   if (flags->routers.empty()) return InvalidArgument("--router: none given; use host:port");

@@ -26,7 +26,7 @@ struct WorkerFlags {
   std::string listen = "127.0.0.1:0";            // gRPC: health and reflection
   std::string http = "127.0.0.1:0";              // /metrics, /healthz, /readyz
   std::string transport_listen = "127.0.0.1:0";  // where large buffers arrive
-  std::string transport_advertise;  // numeric host others reach it at; empty: as listened
+  std::string transport_advertise;  // names the interface of a wildcard; empty: as listened
   int threads = 1;                  // of the step loop
   std::string packed_dir = "auto";  // where packed weights are kept: auto, off or a folder
   double drain_seconds = 10;        // longest wait for running requests after SIGTERM

@@ -28,6 +28,8 @@ void MetricList::TransportUse(const Transport& transport) {
   Counter("transport_bytes_total", bytes, stats.bytes_sent, {{"direction", "sent"}});
   Counter("transport_bytes_total", bytes, stats.bytes_received, {{"direction", "received"}});
   Counter("transport_dropped_total", "Messages refused or malformed.", stats.dropped);
+  Counter("transport_refused_total", "Connections turned away or cut before they were open.",
+          stats.refused);
   Gauge("transport_peers", "Connections of the transport.", stats.peers);
 }
 

@@ -1,5 +1,7 @@
 #include "services/worker/model_loading.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "runtime/base/log.h"
@@ -9,16 +11,42 @@
 
 namespace deltamesh {
 
+namespace {
+
+// HOST[:PORT[-LAST]], IPv6 in brackets.
+absl::Status ParseTransportListen(std::string_view text, UcxTransportOptions* options) {
+  const bool bracket = text.starts_with('[') && text.find(']') != std::string_view::npos;
+  const size_t host_end = bracket ? text.find(']') + 1 : std::min(text.find(':'), text.size());
+  const std::string host(bracket ? text.substr(1, host_end - 2) : text.substr(0, host_end));
+  std::string ports(text.substr(host_end));
+  if (ports.empty()) ports = ":0";
+  const size_t dash = std::min(ports.find('-'), ports.size());
+  const std::string flag = "--transport-listen";
+  ASSIGN_OR_RETURN(auto first, ParseHostPort(flag, "x" + ports.substr(0, dash)));
+  options->host = host;
+  options->port = options->port_last = first.second;
+  if (dash < ports.size()) {
+    ASSIGN_OR_RETURN(auto last, ParseHostPort(flag, "x:" + ports.substr(dash + 1)));
+    options->port_last = last.second;
+    if (options->port == 0 || options->port_last < options->port)
+      return InvalidArgument("%s: %s is no range of ports; write HOST:9000-9031", flag, text);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Transport>> OpenUcx(const WorkerFlags& flags) {
   RestoreCrashSignals();
   UcxTransportOptions options;
-  ASSIGN_OR_RETURN(auto listen, ParseHostPort("--transport-listen", flags.transport_listen));
-  options.host = listen.first;
-  options.port = listen.second;
+  RETURN_IF_ERROR(ParseTransportListen(flags.transport_listen, &options));
   options.advertise_host = flags.transport_advertise;
   RETURN_IF_ERROR(ApplyUcxDefaults(options));
-  ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport, UcxTransport::Create(options));
-  LogInfo("transport.open", {{"kind", transport->kind()}, {"lanes", transport->lanes()}});
+  ASSIGN_OR_RETURN(std::unique_ptr<UcxTransport> transport, UcxTransport::Create(options));
+  LogInfo("transport.open", {{"kind", transport->kind()},
+                             {"lanes", transport->lanes()},
+                             {"host", options.host},
+                             {"port", transport->port()}});
   return transport;
 }
 
@@ -71,6 +99,9 @@ std::vector<std::pair<std::string, std::string>> DescribeWorker(const WorkerFlag
           {"packed-dir", flags.packed_dir},
           {"drain-seconds", absl::StrFormat("%g", flags.drain_seconds)},
           {"transport peers", std::to_string(ucx.peers_max)},
+          {"transport strangers", absl::StrFormat("%d silent, cut after %s", ucx.strangers_max,
+                                                  absl::FormatDuration(ucx.stranger_silence))},
+          {"transport greeting", absl::FormatDuration(ucx.greeting_max)},
           {"transport sends", std::to_string(ucx.sends_max)},
           {"transport payload", absl::StrFormat("%d MiB", ucx.payload_bytes_max >> 20)}};
 }

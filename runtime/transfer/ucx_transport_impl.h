@@ -1,0 +1,200 @@
+// The class behind UcxTransport; ucx_connections.cc has how connections open and close, ucx_transport.cc
+// the rest.
+//
+// Threads: members below "any thread" take what they need with atomics and `mutex_`; all others belong to
+// the progress thread.
+#pragma once
+
+#include <ucp/api/ucp.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "runtime/transfer/ucx_address.h"
+#include "runtime/transfer/ucx_transport.h"
+#include "runtime/transfer/ucx_worker.h"
+
+namespace deltamesh {
+
+class UcxTransportImpl final : public UcxTransport {
+ public:
+  explicit UcxTransportImpl(UcxTransportOptions options) : options_(std::move(options)) {}
+  ~UcxTransportImpl() override;
+
+  absl::Status Open();
+
+  std::string kind() const override { return "ucx"; }
+  std::string address() const override { return address_; }
+  std::string lanes() const override;
+  int port() const override { return ucx_->port(); }
+  TransportStats stats() const override;
+  void SetHandler(MessageType type, MessageHandler* handler) override;
+  absl::StatusOr<PeerId> Connect(std::string_view address) override;
+  void Disconnect(PeerId peer) override;
+  void Send(PeerId peer, MessageType type, std::string_view header,
+            std::span<const std::byte> payload, std::function<void(absl::Status)> done) override;
+
+ private:
+  using Done = std::function<void(absl::Status)>;
+  using Clock = std::chrono::steady_clock;
+  static constexpr size_t kMessageTypes = 16;
+
+  struct SendOp;
+
+  // A connection; lives as long as an operation on it does.
+  struct Peer {
+    enum State {
+      kUnclaimed,  // made to get at another endpoint; its hello may still come
+      kGreeting,   // our hello is under way
+      kOpen
+    };
+    PeerId id = 0;  // 0: unclaimed
+    ucp_ep_h ep = nullptr;
+    State state = kGreeting;
+    std::string name;                              // for messages
+    std::string identity;                          // of the process at the other end
+    std::string nonce;                             // of our hello
+    Clock::time_point deadline{};                  // of the greeting, or of being unclaimed
+    std::vector<std::unique_ptr<SendOp>> waiting;  // for the welcome
+    bool greeted = false;                          // a hello came
+    bool closed_here = false;  // by Disconnect or the destructor, not by a failure
+    bool lanes_seen = false;
+  };
+  using PeerPtr = std::shared_ptr<Peer>;
+
+  struct SendOp {
+    UcxTransportImpl* transport = nullptr;
+    PeerId id = 0;
+    PeerPtr peer;
+    std::string header;  // prefix and header; UCX reads it until completion
+    std::span<const std::byte> payload;
+    Done done;
+    bool control = false;  // the transport's own; not counted
+  };
+
+  struct ReceiveOp {
+    UcxTransportImpl* transport = nullptr;
+    PeerPtr peer;
+    int64_t bytes = 0;
+    PayloadDone done;
+  };
+
+  struct Command {
+    enum Kind { kConnect, kDisconnect, kSend, kRefuse } kind = kSend;
+    PeerId peer = 0;
+    UcxAddress address;
+    std::unique_ptr<SendOp> send;
+    absl::Status status;  // kRefuse: what `send` completes with
+  };
+
+  // A message from an endpoint that is no connection yet.
+  struct Arrived {
+    ucp_ep_h ep = nullptr;
+    bool is_hello = false;
+    std::string bytes;
+  };
+
+  // Any thread.
+  void Push(Command command);
+
+  // The loop (ucx_transport.cc).
+  void Loop();
+  bool RunCommands();  // true: there were some
+  bool Housekeep();    // true: something was done
+  void Shutdown();
+  void Post(std::unique_ptr<SendOp> op);
+  void PostNow(const PeerPtr& peer, std::unique_ptr<SendOp> op);
+  void FinishSend(SendOp* op, const absl::Status& status);
+  void FinishReceive(ReceiveOp* op, ucs_status_t status);
+  ucs_status_t OnActiveMessage(const void* header, size_t header_length, void* data, size_t length,
+                               const ucp_am_recv_param_t* param);
+  ucs_status_t Receive(const PeerPtr& peer, PayloadTarget target, void* data, size_t length,
+                       bool rendezvous);
+  static void OnSent(void* request, ucs_status_t status, void* op);
+  static void OnReceived(void* request, ucs_status_t status, size_t length, void* op);
+  static void OnEndpointError(void* self, ucp_ep_h ep, ucs_status_t status);
+
+  // Connections (ucx_connections.cc).
+  void StartConnect(PeerId id, const UcxAddress& address);
+  // Within UCX's callback. `type`: 0 for what is no greeting.
+  void OnGreeting(ucp_ep_h ep, const PeerPtr& peer, uint16_t type, std::string_view bytes);
+  void OnBye(const PeerPtr& peer, std::string_view why);
+  void OnWelcome(const PeerPtr& peer, std::string_view bytes);
+  absl::Status Answer(const Arrived& arrived);
+  void SetDeadline(const PeerPtr& peer);
+  absl::StatusOr<PeerPtr> Claim(ucp_ep_h ep, const UcxAddress& address);
+  absl::StatusOr<ucp_ep_h> CreateEndpoint(const UcxAddress& address);
+  void SendControl(const PeerPtr& peer, uint16_t type, std::string_view bytes);
+  void Refuse(ucp_ep_h ep, const absl::Status& why);
+  bool HandleFailures();
+  bool HandleArrived();
+  bool HandleDeadlines();
+  void WatchStrangers();
+  void Adopt(PeerPtr peer);
+  void Leave(const PeerPtr& peer, std::string_view why);
+  void Close(PeerPtr peer, const absl::Status& reason);
+  void CloseEndpoint(ucp_ep_h ep);
+  void Lose(const PeerPtr& peer, const absl::Status& reason);
+  void NoteLanes(Peer& peer);
+  bool ReapClosed();
+
+  const UcxTransportOptions options_;
+  std::string identity_, address_;
+  int64_t header_bytes_max_ = 0;
+  std::unique_ptr<UcxWorker> ucx_;
+  std::thread thread_;
+
+  std::array<std::atomic<MessageHandler*>, kMessageTypes> handlers_{};
+  std::atomic<PeerId> next_peer_{1};
+  std::atomic<int64_t> outstanding_{0};
+  std::atomic<int64_t> peer_count_{0};
+  std::atomic<uint64_t> messages_sent_{0}, messages_received_{0}, bytes_sent_{0},
+      bytes_received_{0}, dropped_{0}, refused_{0};
+
+  mutable std::mutex mutex_;
+  std::deque<Command> commands_;  // guarded by mutex_
+  bool awake_ = false;            // guarded by mutex_: a wake-up is under way
+  bool stop_ = false;             // guarded by mutex_
+  std::string lanes_;             // guarded by mutex_
+
+  // Of the progress thread.
+  std::unordered_map<PeerId, PeerPtr> peers_;
+  std::unordered_map<ucp_ep_h, PeerPtr> by_endpoint_;  // with the unclaimed ones
+  std::deque<Arrived> arrived_;
+  std::vector<PeerPtr> opened_;  // by a welcome
+  std::vector<std::pair<ucp_ep_h, ucs_status_t>> failures_;
+  std::vector<std::pair<PeerPtr, absl::Status>> lost_;
+  std::vector<void*> closing_;
+  std::unordered_set<SendOp*> sends_;
+  std::unordered_set<ReceiveOp*> receives_;
+  std::vector<std::weak_ptr<Peer>> timed_;  // whose deadline runs
+  Clock::time_point next_watch_{};
+  bool port_lost_ = false;
+  bool stopping_ = false;
+};
+
+// Before every message's own header.
+struct UcxWirePrefix {
+  uint16_t version = kVersion;
+  uint16_t type = 0;
+
+  static constexpr uint16_t kVersion = 2;
+  // Types of the transport itself, beside those of MessageType.
+  static constexpr uint16_t kHello = 0xff01, kWelcome = 0xff02, kBye = 0xff03;
+};
+static_assert(sizeof(UcxWirePrefix) == 4);
+
+}  // namespace deltamesh
