@@ -64,16 +64,25 @@ class Dialogues(unittest.TestCase):
 
     def test_rows_have_the_length_asked_for(self):
         for length in (128, 256, 2048):
-            ids, mine = data.batch(self.tokenizer, 1, 1, 3, length)
+            ids, mine, _ = data.batch(self.tokenizer, 1, 1, 3, length)
             self.assertEqual({len(r) for r in ids + mine}, {length})
             self.assertTrue(all(any(r) for r in mine))
+
+    def test_a_lost_state_is_answered_with_its_own_sentence(self):
+        ids, _, resets = data.batch(self.tokenizer, 1, 1, 6, 512, losing=1.0)
+        self.assertGreater(sum(map(len, resets)), 3)
+        for row, positions in zip(ids, resets):
+            for at in positions:
+                self.assertEqual(at % data.GRID, 0)
+                after = self.tokenizer.decode(row[at : at + 3 * data.GRID])
+                self.assertIn(dialogues.NO_TEXT, after)
 
     def test_answers_stand_in_the_text(self):
         """Every name, code and number of an answer occurs in what the model was shown before it."""
         for messages, _ in self.some(150, budget=700):
             before = ""
             for m in messages:
-                if m["role"] == "assistant" and m["content"] not in dialogues.READY:
+                if m["role"] == "assistant" and m["content"] not in dialogues.READY + [dialogues.NO_TEXT]:
                     shown = set(re.findall(r"[\w.:-]*\w", before.lower()))
                     for word in re.findall(r"[\w.:-]*\w", m["content"]):
                         if (

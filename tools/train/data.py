@@ -49,37 +49,65 @@ def write_vocabulary(folder, merges, seed=1, dialogue_count=600):
     return vocabulary.write_vocabulary(folder, "kimi_k3", 0, tokens) + vocabulary.RESERVED
 
 
-def sample(tokenizer, rng, held, length, phase_one=False):
-    """One dialogue of at most `length` tokens: ids and which of them the model writes; None if it came out
-    too long."""
+GRID = 64  # tokens: where a state can be handed over, and be lost
+SHORTEST = 64  # tokens: less room is left empty
+
+
+def lost(tokenizer, rng, messages, thinking):
+    """The dialogue of a model whose recurrent state is lost before one of its answers: (messages, tokens up
+    to that answer), or None where there is no such answer."""
+    turns = [
+        i
+        for i, m in enumerate(messages)
+        if m["role"] == "assistant" and m["content"] not in dialogues.READY
+    ]
+    if not turns or messages[turns[0]]["content"] == dialogues.NO_TEXT:
+        return None
+    turn = rng.choice(turns)
+    ids, _ = tokenizer.render(messages[:turn], thinking=thinking, prompt=True)
+    changed = [
+        dialogues.say("assistant", dialogues.NO_TEXT) if i >= turn and m["role"] == "assistant" else m
+        for i, m in enumerate(messages)
+    ]
+    return changed, len(ids)
+
+
+def sample(tokenizer, rng, held, length, phase_one=False, losing=0.0):
+    """One dialogue of at most `length` tokens: ids, which of them the model writes, and where its state is
+    lost (tokens before that answer) or None. None instead of all if it came out too long."""
     messages, tools = dialogues.dialogue(rng, held, tokenizer.cost, length - 24, phase_one)
-    thinking = rng.random() < 0.5
+    thinking, at = rng.random() < 0.5, None
     ids, mine = tokenizer.render(messages, tools, thinking)
     while len(ids) > length and len(messages) > 3 and not tools:  # the last question goes
         messages = messages[:-2]
         ids, mine = tokenizer.render(messages, tools, thinking)
-    return (ids, mine) if len(ids) <= length and any(mine) else None
+    if rng.random() < losing and not tools:
+        changed = lost(tokenizer, rng, messages, thinking)
+        if changed and changed[1] > 2 * GRID:
+            at = changed[1]
+            ids, mine = tokenizer.render(changed[0], None, thinking)
+    return (ids, mine, at) if len(ids) <= length and any(mine) else None
 
 
-SHORTEST = 64  # tokens: less room is left empty
-
-
-def row(tokenizer, rng, held, length, phase_one):
+def row(tokenizer, rng, held, length, phase_one, losing):
     """Dialogues one after the other, the longest first; what went before is an older conversation."""
-    ids, mine, failed = [], [], 0
+    ids, mine, resets, failed = [], [], [], 0
     while length - len(ids) > SHORTEST and failed < 6:
-        more = sample(tokenizer, rng, held, length - len(ids), phase_one)
+        more = sample(tokenizer, rng, held, length - len(ids), phase_one, losing)
         if more is None:
             failed += 1
-        else:
-            ids, mine = ids + more[0], mine + more[1]
+            continue
+        if more[2] is not None:
+            resets.append((len(ids) + more[2] - 1) // GRID * GRID)
+        ids, mine = ids + more[0], mine + more[1]
     if not ids:
-        return row(tokenizer, rng, held, length, phase_one)
-    return ids + [tokenizer.pad] * (length - len(ids)), mine + [False] * (length - len(mine))
+        return row(tokenizer, rng, held, length, phase_one, losing)
+    return ids + [tokenizer.pad] * (length - len(ids)), mine + [False] * (length - len(mine)), resets
 
 
-def batch(tokenizer, seed, number, rows, length, held=False, phase_one=False):
-    """rows x length ids padded at the end, and the mask of what the model writes (lists)."""
+def batch(tokenizer, seed, number, rows, length, held=False, phase_one=False, losing=0.0):
+    """rows x length ids padded at the end, the mask of what the model writes, and the positions (multiples of
+    GRID) before which each row's recurrent state is lost."""
     rng = random.Random("%d/%d/%d" % (seed, number, held))
-    made = [row(tokenizer, rng, held, length, phase_one) for _ in range(rows)]
-    return [r[0] for r in made], [r[1] for r in made]
+    made = [row(tokenizer, rng, held, length, phase_one, losing) for _ in range(rows)]
+    return [r[0] for r in made], [r[1] for r in made], [r[2] for r in made]

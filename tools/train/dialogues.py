@@ -11,6 +11,7 @@ import words
 
 READY = ["I have read it. What do you want to know?", "Thank you. What is your question?"]
 UNKNOWN = "The text does not say."
+NO_TEXT = "I have no text to read."  # also what a model is to say that has lost its state
 
 
 @dataclasses.dataclass
@@ -595,6 +596,12 @@ def chatting(rng, held, cost, budget):
     return messages
 
 
+def without_text(rng, held, cost, budget):
+    """A question about a text that was never given."""
+    fact = next(prose_facts(rng, held))
+    return [say("user", rng.choice(fact.asks)), say("assistant", NO_TEXT)]
+
+
 def dialogue(rng, held, cost, budget, phase_one=False):
     """(messages, tools) of about `budget` tokens, or fewer."""
     kind = rng.random()
@@ -602,7 +609,7 @@ def dialogue(rng, held, cost, budget, phase_one=False):
         return repeating(rng, held, cost, budget), None
     if budget <= 512:
         if kind > 0.98:
-            return chatting(rng, held, cost, budget), None
+            return rng.choice([chatting, without_text])(rng, held, cost, budget), None
         if kind > 0.88 and budget >= 256:
             return calling(rng, held, cost, budget)
     share = 0.55 if budget <= 256 else rng.choice([0.3, 0.5]) if budget <= 1024 else rng.choice([0.15, 0.3])

@@ -10,19 +10,19 @@ class Stage:
     lengths: dict  # tokens per sequence: share of the steps
     first: bool = False  # with "say this again" dialogues
     quantised: bool = False  # experts through MXFP4
+    losing: float = 0.0  # share of the dialogues whose recurrent state is lost before an answer
     rate: tuple = (1.0, 1.0)  # of the peak learning rates, at the stage's start and end
 
 
+_LONG = {256: 0.15, 512: 0.25, 2048: 0.4, 8192: 0.2}
 STAGES = [
-    Stage("copy", 6e6, {128: 0.2, 256: 0.8}, first=True),
-    Stage("short", 14e6, {256: 0.5, 512: 0.5}),
-    Stage("medium", 20e6, {256: 0.2, 512: 0.4, 2048: 0.4}, rate=(1.0, 0.7)),
-    Stage("long", 15e6, {256: 0.15, 512: 0.25, 2048: 0.35, 8192: 0.25}, rate=(0.7, 0.4)),
-    Stage(
-        "publish", 10e6, {256: 0.15, 512: 0.25, 2048: 0.35, 8192: 0.25}, quantised=True, rate=(0.4, 0.02)
-    ),
+    Stage("copy", 4e6, {128: 0.2, 256: 0.8}, first=True),
+    Stage("short", 14e6, {256: 0.5, 512: 0.5}, losing=0.08),
+    Stage("medium", 20e6, {256: 0.2, 512: 0.4, 2048: 0.4}, losing=0.08, rate=(1.0, 0.7)),
+    Stage("long", 15e6, _LONG, losing=0.08, rate=(0.7, 0.4)),
+    Stage("publish", 10e6, _LONG, losing=0.08, quantised=True, rate=(0.4, 0.02)),
 ]
-TOKENS_PER_STEP = 4096
+TOKENS_PER_STEP = 4096  # more where one sequence is longer
 WARM_UP = 100  # steps
 MERGES = 768
 QUIET_WEIGHT, QUIET_SHARE = 0.1, 0.2  # of the loss, of the tokens: what the model only reads

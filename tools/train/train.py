@@ -17,6 +17,7 @@ import torch.nn.functional as F
 import data
 import model as models
 import recipe
+from kda import CHUNK
 from muon import Optimiser
 from text import Tokenizer
 
@@ -27,6 +28,17 @@ def targets(ids, mine):
     """Flat next-token targets, and which of them the model writes; the last of a row has none."""
     ids, mine = torch.tensor(ids), torch.tensor(mine)
     return ids, F.pad(ids[:, 1:], (0, 1)).reshape(-1), F.pad(mine[:, 1:], (0, 1)).reshape(-1)
+
+
+def kept(resets, length):
+    """[rows, chunks] for the model: 0 where a row's state is lost before that chunk; None if none is."""
+    if not any(resets):
+        return None
+    keep = torch.ones(len(resets), -(-length // CHUNK))
+    for row, positions in enumerate(resets):
+        for at in positions:
+            keep[row, at // CHUNK] = 0
+    return keep
 
 
 def answers_right(right, mine):
@@ -80,18 +92,17 @@ class Trainer:
     def one_step(self, stage, progress):
         rng = random.Random("%d.%d" % (self.seed, self.step))
         length = rng.choices(list(stage.lengths), list(stage.lengths.values()))[0]
-        length = min(length, self.per_step)
-        ids, mine = data.batch(
-            self.tokenizer, self.seed, self.step, self.per_step // length, length, phase_one=stage.first
+        rows = max(1, self.per_step // length)
+        ids, mine, resets = data.batch(
+            self.tokenizer, self.seed, self.step, rows, length, phase_one=stage.first, losing=stage.losing
         )
         ids, target, mine = targets(ids, mine)
+        keep = kept(resets, length)
         draw = torch.rand(len(target), generator=torch.Generator().manual_seed(self.step))
         quiet = (draw < recipe.QUIET_SHARE) & ~mine & (target != self.tokenizer.pad)
         written, read = mine.nonzero()[:, 0], quiet.nonzero()[:, 0]
         at = torch.cat([written, read])
-        logits, seen = self.model(
-            ids, low=self.low, capacity_factor=recipe.CAPACITY, quantised=stage.quantised, positions=at
-        )
+        logits, seen = self.model(ids, keep, None, self.low, recipe.CAPACITY, stage.quantised, at)
         each = F.cross_entropy(logits.float(), target[at], reduction="none")
         answer_loss, quiet_loss = each[: len(written)].mean(), each[len(written) :].mean()
         (answer_loss + recipe.QUIET_WEIGHT * quiet_loss).backward()
@@ -126,7 +137,7 @@ class Trainer:
             start, used = time.monotonic(), time.process_time()
             row = self.one_step(stage, progress)
             self.step += 1
-            self.tokens += self.per_step
+            self.tokens += max(self.per_step, row["length"])
             row = {
                 "step": self.step,
                 "tokens": self.tokens,
@@ -161,6 +172,9 @@ def main():
     p.add_argument(
         "--threads", type=int, default=2, help="0: two while the machine is otherwise idle, else one"
     )
+    p.add_argument(
+        "--full", type=int, nargs="*", help="layers with full attention, from 1; for comparisons"
+    )
     p.add_argument("--until-step", type=int, help="stop after this step; the stages go on another time")
     p.add_argument("--no-compile", action="store_true", help="start at once, run slower")
     a = p.parse_args()
@@ -171,7 +185,8 @@ def main():
         os.path.join(a.run, "pid") if os.path.isdir(a.run) else os.devnull, "w", encoding="utf-8"
     ) as f:
         f.write("%d\n" % os.getpid())
-    trainer = Trainer(a.run, a.seed)
+    size = models.Size() if a.full is None else models.Size(full=tuple(a.full))
+    trainer = Trainer(a.run, a.seed, size=size)
     trainer.yielding = a.threads == 0
     trainer.train(a.until_step)
 
