@@ -6,20 +6,24 @@ import torch
 class Plan:
     """Where each chosen (token, expert) pair goes: `source` token of every slot, `slot` of every pair.
 
-    Slots beyond an expert's capacity do not exist: such a pair contributes nothing (training only).
+    Slots beyond an expert's capacity do not exist: such a pair contributes nothing (training only). Neither
+    does a token that is not `real` (the filling at the end of a row).
     The last row of a padded table (index -1 after padding) stands for nothing.
     """
 
-    def __init__(self, chosen, experts, capacity):
+    def __init__(self, chosen, experts, capacity, real=None):
         tokens, k = chosen.shape
+        if real is not None:
+            chosen = torch.where(real[:, None], chosen, experts)
         flat = chosen.reshape(-1)
         order = torch.argsort(flat, stable=True)
-        counts = torch.bincount(flat, minlength=experts)
+        counts = torch.bincount(flat, minlength=experts + 1)
         start = torch.cumsum(counts, 0) - counts
         place = torch.arange(tokens * k) - start[flat[order]]  # within the expert
+        counts = counts[:experts]
         if capacity is None:
             capacity = int(counts.max())
-        fits = place < capacity
+        fits = (place < capacity) & (flat[order] < experts)
         where = flat[order] * capacity + place
         nothing = experts * capacity
         self.capacity, self.counts = capacity, counts

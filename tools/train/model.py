@@ -192,9 +192,9 @@ def lin(x, modules, norm=None):
 class Step:
     """What all layers of one forward call share."""
 
-    def __init__(self, batch, time, age, keep, state, capacity_factor, quantised):
+    def __init__(self, batch, time, age, keep, state, capacity_factor, quantised, real):
         self.batch, self.time, self.age, self.keep, self.state = batch, time, age, keep, state
-        self.capacity_factor, self.quantised = capacity_factor, quantised
+        self.capacity_factor, self.quantised, self.real = capacity_factor, quantised, real
         self.loads, self.scores = {}, {}
 
     def seq(self, x):
@@ -349,8 +349,9 @@ class Moe(nn.Module):
             capacity = None
             if c.capacity_factor:
                 capacity = -(-math.ceil(c.capacity_factor * x.shape[0] * z.topk / z.experts) // 16) * 16
-            plan = Plan(chosen, z.experts, capacity)
-            c.loads[i], c.scores[i] = plan.counts, scores.detach()
+            plan = Plan(chosen, z.experts, capacity, c.real)
+            c.loads[i] = plan.counts
+            c.scores[i] = scores.detach() if c.real is None else scores.detach()[c.real]
         weights = scores.gather(1, chosen)
         return plan, weights / (weights.sum(1, keepdim=True) + 1e-20)
 
@@ -407,11 +408,22 @@ class Model(nn.Module):
         self.lm_head = Weight(z.vocab, z.hidden)
 
     def forward(
-        self, tokens, keep=None, state=None, low=None, capacity_factor=None, quantised=False, positions=None
+        self,
+        tokens,
+        keep=None,
+        state=None,
+        low=None,
+        capacity_factor=None,
+        quantised=False,
+        positions=None,
+        real=None,
     ):
-        """tokens: [B, T]. keep: [B, T / CHUNK], 0 = the KDA and conv state is lost before that chunk.
-        state: a dict that carries a sequence between calls (no gradient). low: dtype of the big matrix
-        products. positions: flat indices whose logits are wanted. Returns logits and the Step."""
+        """Logits of tokens [B, T], flat, and the Step.
+
+        keep: [B, T / CHUNK], 0 = the KDA and conv state is lost before that chunk. state: a dict that carries
+        a sequence between calls (no gradient). low: dtype of the big matrix products. positions: flat
+        indices whose logits are wanted. real: [B * T], False for filling, which no expert sees.
+        """
         m, (b, t) = self.model, tokens.shape
         age = torch.arange(t).expand(b, t)
         if keep is not None:
@@ -419,7 +431,7 @@ class Model(nn.Module):
                 keep.repeat_interleave(kda.CHUNK, 1)[:, :t] == 0, age // kda.CHUNK * kda.CHUNK, 0
             )
             age = age - torch.cummax(start, 1).values
-        c = Step(b, t, age, keep, state, capacity_factor, quantised)
+        c = Step(b, t, age, keep, state, capacity_factor, quantised, real)
         prefix = m.embed_tokens.weight[tokens.reshape(-1)]
         low = low or prefix.dtype
         queries = torch.stack([proj.weight[0] * norm.weight for proj, norm in self.depth_mixes()])

@@ -102,7 +102,15 @@ class Trainer:
         quiet = (draw < recipe.QUIET_SHARE) & ~mine & (target != self.tokenizer.pad)
         written, read = mine.nonzero()[:, 0], quiet.nonzero()[:, 0]
         at = torch.cat([written, read])
-        logits, seen = self.model(ids, keep, None, self.low, recipe.CAPACITY, stage.quantised, at)
+        logits, seen = self.model(
+            ids,
+            keep,
+            low=self.low,
+            capacity_factor=recipe.CAPACITY,
+            quantised=stage.quantised,
+            positions=at,
+            real=(ids != self.tokenizer.pad).view(-1),
+        )
         each = F.cross_entropy(logits.float(), target[at], reduction="none")
         answer_loss, quiet_loss = each[: len(written)].mean(), each[len(written) :].mean()
         (answer_loss + recipe.QUIET_WEIGHT * quiet_loss).backward()
