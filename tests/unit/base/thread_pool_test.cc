@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -34,6 +35,39 @@ TEST(ThreadPool, ManySmallJobsInARow) {
     pool.ParallelFor(8, 1, [&](int64_t begin, int64_t end) { sum += end - begin; });
   }
   EXPECT_EQ(sum.load(), 40000);
+}
+
+// Far more threads than cores: most find their job closed, some enter the one after it.
+TEST(ThreadPool, ThreadsThatComeLateFindTheJobClosed) {
+  for (const absl::Duration spin : {absl::ZeroDuration(), absl::Microseconds(50)}) {
+    ThreadPool pool(24, spin);
+    for (int job = 0; job < 2000; ++job) {
+      const int64_t n = 1 + job % 37;
+      std::vector<int> hits(static_cast<size_t>(n));  // not atomic: pieces are disjoint
+      pool.ParallelFor(n, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) ++hits[static_cast<size_t>(i)];
+      });
+      for (const int h : hits) ASSERT_EQ(h, 1) << "job " << job;
+    }
+  }
+}
+
+TEST(ThreadPool, SleepersWakeForTheNextJob) {
+  ThreadPool pool(2, absl::ZeroDuration());
+  std::atomic<bool> both{false};
+  std::atomic<int> inside{0};
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  for (int job = 0; job < 20; ++job) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    both = false;
+    inside = 0;
+    // Each piece waits for the other, so two threads must take part.
+    pool.ParallelFor(2, 1, [&](int64_t, int64_t) {
+      if (++inside == 2) both = true;
+      while (!both && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+    });
+    ASSERT_TRUE(both) << "job " << job;
+  }
 }
 
 TEST(ThreadPool, AJobSmallerThanAGrainStaysOnTheCaller) {
