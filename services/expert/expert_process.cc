@@ -78,7 +78,7 @@ absl::StatusOr<int> Serve(ExpertFlags flags, const SignalWaiter& signals) {
   selection.experts = experts;
   ASSIGN_OR_RETURN(auto model, LoadModel(flags.worker, selection, /*only_experts=*/true));
 
-  ThreadPool pool(flags.worker.threads);
+  ThreadPool pool(flags.worker.threads, absl::Microseconds(flags.worker.spin_us));
   ExpertServerOptions options;
   options.name = flags.worker.name;
   options.epoch = static_cast<uint64_t>(absl::ToUnixNanos(clock.Now()));

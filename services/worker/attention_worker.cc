@@ -58,7 +58,8 @@ absl::StatusOr<std::unique_ptr<AttentionWorker>> AttentionWorker::Create(
   worker->transport_ = std::move(transport);
   worker->transport_address_ = worker->transport_->address();
   worker->transport_kind_ = worker->transport_->kind();
-  worker->pool_ = std::make_unique<ThreadPool>(flags.worker.threads);
+  worker->pool_ =
+      std::make_unique<ThreadPool>(flags.worker.threads, absl::Microseconds(flags.worker.spin_us));
   ExpertSelection selection;
   selection.kind = flags.local_experts ? ExpertSelection::Kind::kAll : ExpertSelection::Kind::kNone;
   ASSIGN_OR_RETURN(worker->model_, LoadModel(flags.worker, selection, /*only_experts=*/false));

@@ -96,6 +96,7 @@ std::vector<std::pair<std::string, std::string>> DescribeWorker(const WorkerFlag
           {"http", flags.http},
           {"transport-listen", flags.transport_listen},
           {"threads", std::to_string(flags.threads)},
+          {"spin-us", std::to_string(flags.spin_us)},
           {"packed-dir", flags.packed_dir},
           {"drain-seconds", absl::StrFormat("%g", flags.drain_seconds)},
           {"transport peers", std::to_string(ucx.peers_max)},
