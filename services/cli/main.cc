@@ -8,6 +8,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "services/cli/bench.h"
+#include "services/cli/bench_mesh.h"
 #include "services/cli/call.h"
 #include "services/cli/chat.h"
 #include "services/cli/generate.h"
@@ -136,6 +137,14 @@ void AddBench(CLI::App& app, Command& command) {
   bench->callback([=, &command] { command = [=] { return ExitCode(RunBench(*o, std::cout)); }; });
 }
 
+void AddBenchMesh(CLI::App& app, Command& command) {
+  auto* bench = app.add_subcommand("bench-mesh", "measure a running mesh as a client sees it");
+  auto options = std::make_shared<BenchMeshOptions>();
+  AddBenchMeshFlags(bench, options.get());
+  bench->callback(
+      [=, &command] { command = [=] { return ExitCode(RunBenchMesh(*options, std::cout)); }; });
+}
+
 void AddGenerate(CLI::App& app, Command& command) {
   auto* generate = app.add_subcommand("generate", "one answer from an engine in this process");
   auto options = std::make_shared<GenerateOptions>();
@@ -175,6 +184,7 @@ int Main(int argc, char** argv) {
   AddLogits(app, command);
   AddPack(app, command);
   AddBench(app, command);
+  AddBenchMesh(app, command);
   AddGenerate(app, command);
   AddCall(app, command);
   AddChat(app, command);
