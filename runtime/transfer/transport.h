@@ -5,10 +5,12 @@
 // There is no remote write: a payload only ever lands where the receiver's handler said, decided
 // after the message arrived. Messages between two peers may be reordered.
 //
-// Threads: all methods are thread-safe. Handlers and completions run on the transport's own thread
-// (in process: on the sender's thread) and must not block or call back into a method that waits.
+// Threads: all methods are thread-safe. Handlers and completions run on the transport's own thread, on
+// one that called Drive or SendHere (in process: on the sender's thread), never on two at once, and must
+// not block or call back into a method that waits.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -16,6 +18,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -76,7 +79,7 @@ struct TransportStats {
   uint64_t messages_sent = 0, messages_received = 0;
   uint64_t bytes_sent = 0, bytes_received = 0;  // payloads
   uint64_t dropped = 0;                         // refused by handlers or malformed
-  uint64_t refused = 0;                         // connections turned away: malformed, too many, unknown
+  uint64_t refused = 0;  // connections turned away: malformed, too many, unknown
   uint64_t peers = 0;
 };
 
@@ -102,6 +105,25 @@ class Transport {
   // when the payload may be reused (not: when it was received), UNAVAILABLE when the peer is gone.
   virtual void Send(PeerId peer, MessageType type, std::string_view header,
                     std::span<const std::byte> payload, std::function<void(absl::Status)> done) = 0;
+
+  // As Send, for a caller that holds no lock: the sending, and completions, may run within the call
+  // instead of waking another thread for them.
+  virtual void SendHere(PeerId peer, MessageType type, std::string_view header,
+                        std::span<const std::byte> payload,
+                        std::function<void(absl::Status)> done) {
+    Send(peer, type, header, payload, std::move(done));
+  }
+
+  // Lends the calling thread, which holds no lock, to the transport until `enough` holds or the deadline
+  // has passed: what arrives is handled on it, so that no other thread need be woken first. `enough` is
+  // asked on this thread whenever something may have changed and must not call the transport. False, at
+  // once, when the transport cannot be driven or another thread does: wait in another way.
+  virtual bool Drive(absl::FunctionRef<bool()> /*enough*/,
+                     std::chrono::steady_clock::time_point /*deadline*/) {
+    return false;
+  }
+  // Makes Drive ask `enough` again. Any thread, with any lock.
+  virtual void Nudge() {}
 
   virtual TransportStats stats() const = 0;
 };

@@ -15,9 +15,9 @@ namespace deltamesh {
 namespace {
 
 constexpr unsigned kAmId = 1;
-constexpr int kProgressPerRound = 256;  // calls between looks at the command queue
-constexpr int kSleepMs = 1000;          // a missed wake-up costs at most this
-constexpr int kWatchMs = 20;            // the same while a deadline runs
+constexpr int kProgressPerRound = 256;             // calls between looks at the command queue
+constexpr std::chrono::milliseconds kSleep{1000};  // a missed wake-up costs at most this
+constexpr std::chrono::milliseconds kWatch{20};    // the same while a deadline runs
 
 }  // namespace
 
@@ -123,8 +123,10 @@ void UcxTransportImpl::Disconnect(PeerId peer) {
   Push(std::move(command));
 }
 
-void UcxTransportImpl::Send(PeerId peer, MessageType type, std::string_view header,
-                            std::span<const std::byte> payload, Done done) {
+UcxTransportImpl::Command UcxTransportImpl::MakeSend(PeerId peer, MessageType type,
+                                                     std::string_view header,
+                                                     std::span<const std::byte> payload,
+                                                     Done done) {
   auto op = std::make_unique<SendOp>();
   op->transport = this;
   op->id = peer;
@@ -149,25 +151,127 @@ void UcxTransportImpl::Send(PeerId peer, MessageType type, std::string_view head
     op->header.append(header);
   }
   command.send = std::move(op);
-  Push(std::move(command));
+  return command;
 }
 
-// ---- the progress thread ------------------------------------------------------------------------
+void UcxTransportImpl::Send(PeerId peer, MessageType type, std::string_view header,
+                            std::span<const std::byte> payload, Done done) {
+  Push(MakeSend(peer, type, header, payload, std::move(done)));
+}
+
+void UcxTransportImpl::SendHere(PeerId peer, MessageType type, std::string_view header,
+                                std::span<const std::byte> payload, Done done) {
+  Command command = MakeSend(peer, type, header, payload, std::move(done));
+  if (command.kind != Command::kSend || !TryHold()) return Push(std::move(command));
+  bool first;  // of what this thread asked for; its Connect may still be queued
+  {
+    std::lock_guard lock(mutex_);
+    first = commands_.empty();
+  }
+  if (closed_ || !first) {
+    LetGo();
+    return Push(std::move(command));
+  }
+  const bool completed = Post(std::move(command.send));
+  if (!completed || !failures_.empty() || !lost_.empty()) Sleepless();
+  LetGo();
+  if (driver_sleeps_) Nudge();
+}
+
+// ---- holding the worker -------------------------------------------------------------------------
+
+void UcxTransportImpl::Hold() {
+  worker_mutex_.lock();
+  holder_ = std::this_thread::get_id();
+}
+
+bool UcxTransportImpl::TryHold() {
+  if (holder_ == std::this_thread::get_id() || !worker_mutex_.try_lock()) return false;
+  holder_ = std::this_thread::get_id();
+  return true;
+}
+
+void UcxTransportImpl::LetGo() {
+  holder_ = std::thread::id();
+  worker_mutex_.unlock();
+}
+
+void UcxTransportImpl::Sleepless() { Push({}); }
+
+void UcxTransportImpl::Nudge() { ucx_->WakeDriver(); }
+
+// Leaves the worker unarmed: an event that was handled here and needs arming to show again has left its
+// mark at the descriptor, which then wakes the progress thread for nothing. Only a failed Arm may have
+// taken marks away.
+bool UcxTransportImpl::Drive(absl::FunctionRef<bool()> enough, Clock::time_point deadline) {
+  CHECK(holder_ != std::this_thread::get_id(), "a handler or completion must not drive");
+  Hold();
+  if (driven_ || closed_) {
+    LetGo();
+    return false;
+  }
+  driven_ = true;
+  ucx_->ShowEventsToSleep(false);
+  auto spin_end = Clock::now() + absl::ToChronoNanoseconds(options_.drive_spin);
+  while (!closed_) {
+    const bool busy = Round();
+    if (enough() || stopping_) break;
+    if (busy) continue;
+    const auto now = Clock::now();
+    if (now >= deadline) break;
+    if (now < spin_end) {
+      std::this_thread::yield();
+      continue;
+    }
+    rearm_ = !ucx_->Arm();
+    if (rearm_) continue;
+    driver_sleeps_ = true;
+    LetGo();
+    ucx_->SleepDriving(std::min<std::chrono::nanoseconds>(deadline - now, sleep_time_.load()));
+    Hold();
+    driver_sleeps_ = false;
+  }
+  driven_ = false;
+  if (!closed_) ucx_->ShowEventsToSleep(true);
+  if (rearm_ || stopping_) Sleepless();
+  LetGo();
+  return true;
+}
+
+// ---- the loop -----------------------------------------------------------------------------------
 
 void UcxTransportImpl::Loop() {
   int idle = 0;
-  while (true) {
-    bool busy = RunCommands();
-    if (stopping_) return Shutdown();
-    // What came from no connection names endpoints that UCX may free later on.
-    busy |= ucx_->Progress(kProgressPerRound, [this] { return !arrived_.empty(); });
-    busy |= Housekeep();
-    if (busy) {
-      idle = 0;
-    } else if (idle++ >= options_.spin) {
-      ucx_->Sleep(!timed_.empty() ? kWatchMs : kSleepMs);
+  for (;;) {
+    Hold();
+    const bool busy = Round();
+    if (stopping_) {
+      Shutdown();
+      closed_ = true;
+      LetGo();
+      return Nudge();
     }
+    WatchStrangers();
+    idle = busy ? 0 : idle + 1;
+    bool sleep = idle > options_.spin;
+    if (sleep && !driven_) {
+      rearm_ = !ucx_->Arm();
+      sleep = !rearm_;
+    }
+    LetGo();
+    if (busy && driver_sleeps_) Nudge();
+    if (sleep) ucx_->Sleep(static_cast<int>(sleep_time_.load() / std::chrono::milliseconds(1)));
   }
+}
+
+bool UcxTransportImpl::Round() {
+  bool busy = RunCommands();
+  if (stopping_) return busy;
+  // What came from no connection names endpoints that UCX may free later on.
+  busy |= ucx_->Progress(kProgressPerRound, [this] { return !arrived_.empty(); });
+  busy |= Housekeep();
+  sleep_time_ = timed_.empty() ? kSleep : kWatch;
+  return busy;
 }
 
 bool UcxTransportImpl::RunCommands() {
@@ -211,24 +315,27 @@ bool UcxTransportImpl::Housekeep() {
   }
   busy |= HandleFailures();
   busy |= HandleDeadlines();
-  WatchStrangers();
   return ReapClosed() || busy;
 }
 
 // ---- sending ------------------------------------------------------------------------------------
 
-void UcxTransportImpl::Post(std::unique_ptr<SendOp> op) {
+bool UcxTransportImpl::Post(std::unique_ptr<SendOp> op) {
   const auto it = peers_.find(op->id);
   if (it == peers_.end() || it->second->ep == nullptr) {
     const PeerId id = op->id;
-    return FinishSend(op.release(), Unavailable("peer %d is gone", id));
+    FinishSend(op.release(), Unavailable("peer %d is gone", id));
+    return true;
   }
-  const PeerPtr& peer = it->second;
-  if (peer->state == Peer::kGreeting) return peer->waiting.push_back(std::move(op));
-  PostNow(peer, std::move(op));
+  const PeerPtr peer = it->second;
+  if (peer->state == Peer::kGreeting) {
+    peer->waiting.push_back(std::move(op));
+    return false;
+  }
+  return PostNow(peer, std::move(op));
 }
 
-void UcxTransportImpl::PostNow(const PeerPtr& peer, std::unique_ptr<SendOp> op) {
+bool UcxTransportImpl::PostNow(const PeerPtr& peer, std::unique_ptr<SendOp> op) {
   op->peer = peer;
   ucp_request_param_t param{};
   param.op_attr_mask =
@@ -243,8 +350,9 @@ void UcxTransportImpl::PostNow(const PeerPtr& peer, std::unique_ptr<SendOp> op) 
   const ucs_status_ptr_t request =
       ucp_am_send_nbx(raw->peer->ep, kAmId, raw->header.data(), raw->header.size(),
                       raw->payload.data(), raw->payload.size(), &param);
-  if (UCS_PTR_IS_PTR(request)) return;  // OnSent follows
+  if (UCS_PTR_IS_PTR(request)) return false;  // OnSent follows
   OnSent(nullptr, UCS_PTR_RAW_STATUS(request), raw);
+  return true;
 }
 
 void UcxTransportImpl::OnSent(void* request, ucs_status_t status, void* op) {

@@ -1,8 +1,10 @@
 // Transport over UCX active messages: eager for small payloads, rendezvous into the handler's
 // buffer for large.
 //
-// One context, worker and progress thread. Only that thread calls UCX; other threads queue commands
-// and wake it. It sleeps on the worker's event descriptor when there is nothing to do.
+// One context, worker and progress thread. One thread at a time calls UCX, the one that holds the
+// worker: the progress thread, or one that called Drive or SendHere. Others queue commands and wake the
+// progress thread. It sleeps on the worker's event descriptor when there is nothing to do, and sees no
+// events while another thread drives.
 //
 // A connection opens with a hello from the connecting side and a welcome from the other; until then sends
 // wait. What is no hello and comes from elsewhere is counted and its endpoint closed.
@@ -38,9 +40,10 @@ struct UcxTransportOptions {
   std::string transports = "tcp";  // UCX_TLS
   std::string devices;             // UCX_NET_DEVICES; empty: the interface that has `host`
 
-  int spin = 0;                         // progress calls without events before sleeping
-  int64_t rendezvous_bytes = 64 << 10;  // payloads from here on use rendezvous
-  int64_t peers_max = 240;              // connections, both directions
+  int spin = 0;  // progress calls without events before sleeping
+  absl::Duration drive_spin = absl::ZeroDuration();  // longest look for events before Drive sleeps
+  int64_t rendezvous_bytes = 64 << 10;               // payloads from here on use rendezvous
+  int64_t peers_max = 240;                           // connections, both directions
   int64_t sends_max = 1 << 16;  // queued or in flight; more complete with RESOURCE_EXHAUSTED
   int64_t payload_bytes_max = kPayloadBytesMax;
   absl::Duration greeting_max = absl::Seconds(5);      // from Connect to the welcome

@@ -2,7 +2,8 @@
 // the rest.
 //
 // Threads: members below "any thread" take what they need with atomics and `mutex_`; all others belong to
-// the progress thread.
+// the thread that holds `worker_mutex_`, which no handler, completion or sleep may wait for. It is taken
+// before any lock of a handler; who tries it holding one (SendHere must not) could run that handler.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -31,6 +32,8 @@ namespace deltamesh {
 
 class UcxTransportImpl final : public UcxTransport {
  public:
+  using Clock = std::chrono::steady_clock;
+
   explicit UcxTransportImpl(UcxTransportOptions options) : options_(std::move(options)) {}
   ~UcxTransportImpl() override;
 
@@ -46,10 +49,14 @@ class UcxTransportImpl final : public UcxTransport {
   void Disconnect(PeerId peer) override;
   void Send(PeerId peer, MessageType type, std::string_view header,
             std::span<const std::byte> payload, std::function<void(absl::Status)> done) override;
+  void SendHere(PeerId peer, MessageType type, std::string_view header,
+                std::span<const std::byte> payload,
+                std::function<void(absl::Status)> done) override;
+  bool Drive(absl::FunctionRef<bool()> enough, Clock::time_point deadline) override;
+  void Nudge() override;
 
  private:
   using Done = std::function<void(absl::Status)>;
-  using Clock = std::chrono::steady_clock;
   static constexpr size_t kMessageTypes = 16;
 
   struct SendOp;
@@ -109,14 +116,23 @@ class UcxTransportImpl final : public UcxTransport {
 
   // Any thread.
   void Push(Command command);
+  Command MakeSend(PeerId peer, MessageType type, std::string_view header,
+                   std::span<const std::byte> payload, Done done);
+  // The worker, for this thread. A thread that holds it already gets false from TryHold.
+  void Hold();
+  bool TryHold();
+  void LetGo();
 
   // The loop (ucx_transport.cc).
   void Loop();
   bool RunCommands();  // true: there were some
   bool Housekeep();    // true: something was done
   void Shutdown();
-  void Post(std::unique_ptr<SendOp> op);
-  void PostNow(const PeerPtr& peer, std::unique_ptr<SendOp> op);
+  bool Round();      // true: something was done, do it again before sleeping
+  void Sleepless();  // has the progress thread look once more
+  // True: completed.
+  bool Post(std::unique_ptr<SendOp> op);
+  bool PostNow(const PeerPtr& peer, std::unique_ptr<SendOp> op);
   void FinishSend(SendOp* op, const absl::Status& status);
   void FinishReceive(ReceiveOp* op, ucs_status_t status);
   ucs_status_t OnActiveMessage(const void* header, size_t header_length, void* data, size_t length,
@@ -170,7 +186,15 @@ class UcxTransportImpl final : public UcxTransport {
   bool stop_ = false;             // guarded by mutex_
   std::string lanes_;             // guarded by mutex_
 
-  // Of the progress thread.
+  std::mutex worker_mutex_;
+  std::atomic<std::thread::id> holder_;  // of worker_mutex_
+  std::atomic<bool> driver_sleeps_{false};
+  std::atomic<std::chrono::milliseconds> sleep_time_{std::chrono::milliseconds{20}};  // longest
+
+  // Of the holder.
+  bool driven_ = false;  // a thread is within Drive
+  bool rearm_ = true;    // the last Arm found events: later ones may not show
+  bool closed_ = false;  // the worker is gone
   std::unordered_map<PeerId, PeerPtr> peers_;
   std::unordered_map<ucp_ep_h, PeerPtr> by_endpoint_;  // with the unclaimed ones
   std::deque<Arrived> arrived_;

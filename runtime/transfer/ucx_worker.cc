@@ -1,5 +1,6 @@
 #include "runtime/transfer/ucx_worker.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -20,6 +21,16 @@ namespace deltamesh {
 namespace {
 
 constexpr int kPortTries = 8;  // somebody may take a free port before UCX does
+
+void Raise(int event_fd) {
+  const uint64_t one = 1;
+  CHECK(write(event_fd, &one, sizeof(one)) == sizeof(one), "eventfd: %s", std::strerror(errno));
+}
+
+void Clear(int event_fd) {
+  uint64_t count;
+  [[maybe_unused]] const auto n = read(event_fd, &count, sizeof(count));
+}
 
 }  // namespace
 
@@ -53,6 +64,7 @@ UcxWorker::~UcxWorker() {
   if (context_ != nullptr) ucp_cleanup(context_);
   if (epoll_fd_ >= 0) close(epoll_fd_);
   if (wake_fd_ >= 0) close(wake_fd_);
+  if (driver_fd_ >= 0) close(driver_fd_);
 }
 
 absl::Status UcxWorker::OpenWorker(int port) {
@@ -114,38 +126,54 @@ absl::Status UcxWorker::OpenHandler(unsigned am_id, const UcxCallbacks& callback
 }
 
 absl::Status UcxWorker::OpenWakeup() {
-  int worker_fd = -1;  // owned by the worker
-  const ucs_status_t status = ucp_worker_get_efd(worker_, &worker_fd);
+  const ucs_status_t status = ucp_worker_get_efd(worker_, &worker_fd_);
   if (status != UCS_OK) return UcxError("UCX: event descriptor", status);
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  driver_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
   epoll_event event{};
   event.events = EPOLLIN;
-  if (wake_fd_ < 0 || epoll_fd_ < 0 ||
-      epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, worker_fd, &event) != 0 ||
+  if (wake_fd_ < 0 || driver_fd_ < 0 || epoll_fd_ < 0 ||
+      epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, worker_fd_, &event) != 0 ||
       epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, wake_fd_, &event) != 0) {
     return Unavailable("transport: event descriptors: %s", std::strerror(errno));
   }
   return absl::OkStatus();
 }
 
-void UcxWorker::Sleep(int timeout_ms) {
+bool UcxWorker::Arm() {
   const ucs_status_t status = ucp_worker_arm(worker_);
-  if (status == UCS_ERR_BUSY) return;  // events are waiting
+  if (status == UCS_ERR_BUSY) return false;
   if (status != UCS_OK) LogError("ucx.arm", {{"error", ucs_status_string(status)}});
+  return true;
+}
+
+void UcxWorker::Sleep(int timeout_ms) {
   epoll_event events[2];
   epoll_wait(epoll_fd_, events, 2, timeout_ms);
 }
 
-void UcxWorker::Wake() {
-  const uint64_t one = 1;
-  CHECK(write(wake_fd_, &one, sizeof(one)) == sizeof(one), "eventfd: %s", std::strerror(errno));
+void UcxWorker::Wake() { Raise(wake_fd_); }
+
+void UcxWorker::ClearWake() { Clear(wake_fd_); }
+
+void UcxWorker::ShowEventsToSleep(bool show) {
+  epoll_event event{};
+  event.events = show ? EPOLLIN : 0;
+  CHECK(epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, worker_fd_, &event) == 0, "epoll: %s",
+        std::strerror(errno));
 }
 
-void UcxWorker::ClearWake() {
-  uint64_t count;
-  [[maybe_unused]] const auto n = read(wake_fd_, &count, sizeof(count));
+void UcxWorker::SleepDriving(std::chrono::nanoseconds timeout) {
+  if (timeout.count() <= 0) return;
+  pollfd fds[2] = {{.fd = worker_fd_, .events = POLLIN, .revents = 0},
+                   {.fd = driver_fd_, .events = POLLIN, .revents = 0}};
+  const timespec wait = {.tv_sec = timeout.count() / 1000000000,
+                         .tv_nsec = timeout.count() % 1000000000};
+  if (ppoll(fds, 2, &wait, nullptr) > 0 && fds[1].revents != 0) Clear(driver_fd_);
 }
+
+void UcxWorker::WakeDriver() { Raise(driver_fd_); }
 
 void UcxWorker::DestroyWorker() {
   if (worker_ != nullptr) ucp_worker_destroy(std::exchange(worker_, nullptr));

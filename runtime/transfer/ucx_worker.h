@@ -5,6 +5,7 @@
 
 #include <ucp/api/ucp.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -19,7 +20,7 @@ struct UcxCallbacks {
   void* arg;
 };
 
-// One thread at a time, except Wake.
+// One thread at a time, except what sleeps and wakes.
 class UcxWorker {
  public:
   // UCX listens at the first free of options.port to port_last; active messages of `am_id` go to the
@@ -47,10 +48,17 @@ class UcxWorker {
     }
     return busy;
   }
-  // Until an event, a Wake or `timeout_ms`.
+  // Whether the next event will show at the descriptor; false: some may be there already.
+  bool Arm();
+  // The transport's own thread: until an event, a Wake or `timeout_ms`. Any thread at any time.
   void Sleep(int timeout_ms);
-  void Wake();  // any thread
+  void Wake();
   void ClearWake();
+  // Whether events end Sleep. Those that are there when it is turned on do.
+  void ShowEventsToSleep(bool show);
+  // The same for a thread that drives the worker: SleepDriving ends by an event or WakeDriver.
+  void SleepDriving(std::chrono::nanoseconds timeout);
+  void WakeDriver();
 
   // Afterwards UCX touches no memory of ours.
   void DestroyWorker();
@@ -66,6 +74,8 @@ class UcxWorker {
   ucp_worker_h worker_ = nullptr;
   int wake_fd_ = -1;
   int epoll_fd_ = -1;
+  int worker_fd_ = -1;  // of the worker
+  int driver_fd_ = -1;
   int port_ = 0;
   std::string address_;
   int64_t header_bytes_max_ = 0;
