@@ -1,5 +1,6 @@
 #include "runtime/expert/expert_server.h"
 
+#include <chrono>
 #include <utility>
 
 #include "deltamesh/mesh/expert.pb.h"
@@ -9,6 +10,8 @@
 
 namespace deltamesh {
 namespace {
+
+constexpr std::chrono::seconds kLookAgain{1};  // longest wait for work before the next
 
 absl::Status CheckIdentity(const mesh::ExpertDispatch& d, const ExpertServerOptions& options) {
   if (d.shard_epoch() != options.epoch) {
@@ -93,8 +96,10 @@ void ExpertServer::Stop() {
     std::lock_guard lock(mutex_);
     stop_ = true;
   }
+  if (!thread_.joinable()) return;
   work_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  transport_->Nudge();
+  thread_.join();
 }
 
 ExpertServerStats ExpertServer::stats() const {
@@ -200,16 +205,25 @@ void ExpertServer::Landed(const std::shared_ptr<Job>& job, const absl::Status& s
 }
 
 void ExpertServer::Loop() {
+  while (const std::shared_ptr<Job> job = NextJob()) Run(job);
+}
+
+std::shared_ptr<ExpertServer::Job> ExpertServer::NextJob() {
+  const auto called = [this] { return stop_ || !queue_.empty(); };
   for (;;) {
-    std::shared_ptr<Job> job;
-    {
-      std::unique_lock lock(mutex_);
-      work_.wait(lock, [this] { return stop_ || !queue_.empty(); });
-      if (stop_) return;
-      job = std::move(queue_.front());
-      queue_.pop_front();
-    }
-    Run(job);
+    const bool driven = transport_->Drive(
+        [&] {
+          std::lock_guard lock(mutex_);
+          return called();
+        },
+        std::chrono::steady_clock::now() + kLookAgain);
+    std::unique_lock lock(mutex_);
+    if (!driven) work_.wait_for(lock, kLookAgain, called);
+    if (stop_) return nullptr;
+    if (queue_.empty()) continue;
+    std::shared_ptr<Job> job = std::move(queue_.front());
+    queue_.pop_front();
+    return job;
   }
 }
 
@@ -246,11 +260,11 @@ void ExpertServer::Answer(const std::shared_ptr<Job>& job) {
     stats_.rows += static_cast<uint64_t>(job->rows);
     stats_.expert_rows += static_cast<uint64_t>(answers);
   }
-  transport_->Send(job->peer, MessageType::kExpertCombine, c.SerializeAsString(), payload,
-                   [this, job](absl::Status sent) {
-                     Release(*job);
-                     if (!sent.ok()) Lost(*job, sent);
-                   });
+  transport_->SendHere(job->peer, MessageType::kExpertCombine, c.SerializeAsString(), payload,
+                       [this, job](absl::Status sent) {
+                         Release(*job);
+                         if (!sent.ok()) Lost(*job, sent);
+                       });
 }
 
 void ExpertServer::Lost(const Job& job, const absl::Status& reason) {

@@ -5,8 +5,10 @@
 // not wait for its deadline. Payloads land in buffers of this server; its memory is bounded by
 // landing_bytes_max.
 //
-// Threads: the transport's thread runs the handler, one own thread computes (inline mode: the
-// handler's thread does, under a lock). stats() may be called on any thread.
+// Threads: one own thread computes, and drives the transport while it has nothing to compute, so that a
+// call is received, computed and answered without waking another thread; what arrives meanwhile is
+// handled by the transport's thread. Inline mode: the handler's thread computes, under a lock. stats() may
+// be called on any thread.
 #pragma once
 
 #include <condition_variable>
@@ -73,6 +75,7 @@ class ExpertServer final : public MessageHandler {
   absl::Status Reserve(Job& job);
   void Landed(const std::shared_ptr<Job>& job, const absl::Status& status);
   void Loop();
+  std::shared_ptr<Job> NextJob();  // null: stop
   void Run(const std::shared_ptr<Job>& job);
   void Answer(const std::shared_ptr<Job>& job);
   void Refuse(PeerId peer, uint64_t call_id, const std::string& caller, const absl::Status& status);

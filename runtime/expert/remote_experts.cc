@@ -304,7 +304,7 @@ void RemoteExperts::Send(const std::shared_ptr<Call>& call, const ExpertBatch& b
   d.mutable_experts_per_row()->Add(call->draft.per_row.begin(), call->draft.per_row.end());
   d.mutable_experts()->Add(call->draft.experts.begin(), call->draft.experts.end());
   d.set_crc32c(DispatchChecksum(d, payload));
-  transport_->Send(
+  transport_->SendHere(
       call->peer, MessageType::kExpertDispatch, d.SerializeAsString(), payload,
       [this, call](absl::Status sent) {
         if (sent.ok()) return;
@@ -324,8 +324,13 @@ void RemoteExperts::Settle(Call& call, absl::Status status, uint64_t RemoteExper
   call.status = std::move(status);
   ++(stats_.*counter);
   // Waking the model's thread for each answer would cost a thread switch per shard and layer.
+  if (awaited_ != nullptr && Settled(*awaited_)) settled_.notify_all();
+}
+
+// All its answers are here, or an error.
+bool RemoteExperts::Settled(const Ticket& ticket) const {
   bool open = true;
-  if (awaited_ != nullptr && (!Check(*awaited_, open).ok() || !open)) settled_.notify_all();
+  return !Check(ticket, open).ok() || !open;
 }
 
 absl::StatusOr<PayloadTarget> RemoteExperts::OnMessage(const Arrival& arrival) {
@@ -428,19 +433,20 @@ absl::Status RemoteExperts::Wait(const Ticket& ticket) {
   bool moved = true;
   std::unique_lock lock(mutex_);
   awaited_ = &ticket;
+  const auto settled = [&] {
+    std::lock_guard inner(mutex_);
+    return Settled(ticket);
+  };
   const absl::Cleanup forget = [this] { awaited_ = nullptr; };
   for (int64_t pumps = 0;; ++pumps) {
     RETURN_IF_ERROR(Check(ticket, open));
     if (!open) return absl::OkStatus();
     if (std::chrono::steady_clock::now() >= deadline || !moved || pumps == kPumpsMax) break;
-    if (options_.pump == nullptr) {
-      settled_.wait_until(lock, deadline);
-      pumps = 0;
-      continue;
-    }
     lock.unlock();
-    moved = options_.pump();
+    const bool driven = options_.pump != nullptr || transport_->Drive(settled, deadline);
+    if (options_.pump != nullptr) moved = options_.pump();
     lock.lock();
+    if (!driven) settled_.wait_until(lock, deadline, [&] { return Settled(ticket); });
   }
   const Call* silent = nullptr;
   for (const auto& call : ticket.calls) {

@@ -8,9 +8,9 @@
 // Finish. A call that was given up leaves its buffers to the transport until that is done with
 // them.
 //
-// Threads: Start and Finish belong to the thread that runs the model; SetView, complete and stats
-// may be called on any thread; the rest runs on the transport's thread. No lock is held while
-// sending.
+// Threads: Start and Finish belong to the thread that runs the model, which drives the transport while it
+// waits in Finish; SetView, complete and stats may be called on any thread; the rest runs where the
+// transport runs handlers. No lock is held while sending or driving.
 #pragma once
 
 #include <condition_variable>
@@ -50,7 +50,7 @@ struct RemoteExpertsOptions {
   int64_t width = 0;                           // values per row
   absl::Duration deadline = absl::Seconds(5);  // from Finish's begin to the last answer
   // For transports that move only when driven: called while waiting, returns false when nothing
-  // moved. Null: wait for the transport's thread.
+  // moved. Null: Transport::Drive, or wait for the transport's thread.
   std::function<bool()> pump{};
 };
 
@@ -105,6 +105,7 @@ class RemoteExperts final : public ExpertBackend, public MessageHandler {
   absl::Status Check(const Ticket& ticket, bool& open) const;
   absl::Status Collect(const Call& call, const ExpertBatch& batch);
   // These want the mutex held.
+  bool Settled(const Ticket& ticket) const;
   void Settle(Call& call, absl::Status status, uint64_t RemoteExpertsStats::*counter);
   bool MarkLost(PeerId peer);  // whether a table used it
 
