@@ -48,7 +48,7 @@ def _blocks(name, p, z):
 
 
 class Optimiser:
-    def __init__(self, model, lr=5e-3, plain_lr=3e-3, decay=0.1, momentum=0.95):
+    def __init__(self, model, lr, plain_lr, decay, momentum=0.95):
         self.momentum, self.decay, self.lr = momentum, decay, lr
         self.groups, plain, names = {}, [], []
         for name, p in model.named_parameters():

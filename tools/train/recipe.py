@@ -16,13 +16,14 @@ class Stage:
 
 _LONG = {256: 0.15, 512: 0.25, 2048: 0.4, 8192: 0.2}
 STAGES = [
-    Stage("copy", 4e6, {128: 0.2, 256: 0.8}, first=True),
-    Stage("short", 14e6, {256: 0.5, 512: 0.5}, losing=0.08),
+    Stage("copy", 1.8e6, {128: 0.2, 256: 0.8}, first=True),
+    Stage("short", 8e6, {256: 0.5, 512: 0.5}, losing=0.08),
     Stage("medium", 20e6, {256: 0.2, 512: 0.4, 2048: 0.4}, losing=0.08, rate=(1.0, 0.7)),
     Stage("long", 15e6, _LONG, losing=0.08, rate=(0.7, 0.4)),
     Stage("publish", 10e6, _LONG, losing=0.08, quantised=True, rate=(0.4, 0.02)),
 ]
 TOKENS_PER_STEP = 4096  # more where one sequence is longer
+MUON_RATE, ADAM_RATE, DECAY = 5e-3, 3e-3, 0.1  # peak learning rates; weight decay of matrices
 WARM_UP = 100  # steps
 MERGES = 768
 QUIET_WEIGHT, QUIET_SHARE = 0.1, 0.2  # of the loss, of the tokens: what the model only reads

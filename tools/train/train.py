@@ -60,7 +60,7 @@ class Trainer:
         self.tokenizer = Tokenizer(folder)
         torch.manual_seed(seed)
         self.model = models.Model(dataclasses.replace(size or models.Size(), vocab=self.tokenizer.size))
-        self.optimiser = Optimiser(self.model)
+        self.optimiser = Optimiser(self.model, recipe.MUON_RATE, recipe.ADAM_RATE, recipe.DECAY)
         self.step = self.tokens = 0
         self.yielding = False
         self.latest = os.path.join(run, "latest.pt")
