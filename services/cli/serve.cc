@@ -3,12 +3,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
 #include <optional>
+#include <thread>
 
 #include "CLI/CLI.hpp"
 #include "absl/time/clock.h"
@@ -172,6 +174,9 @@ absl::Status Serve::StartWorkers(const std::string& router) {
 absl::Status Serve::StartWorker(const std::string& role, const std::string& name,
                                 const std::string& router, std::vector<std::string> more) {
   members_.push_back({.name = name, .ports = {}, .last_line = ""});
+  const int threads = options_.threads > 0
+                          ? options_.threads
+                          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   std::vector<std::string> args = {role,
                                    "--model=" + options_.model,
                                    "--router=" + router,
@@ -179,7 +184,7 @@ absl::Status Serve::StartWorker(const std::string& role, const std::string& name
                                    "--listen=127.0.0.1:0",
                                    "--http=127.0.0.1:0",
                                    "--transport-listen=127.0.0.1:0",
-                                   "--threads=" + std::to_string(options_.threads),
+                                   "--threads=" + std::to_string(threads),
                                    "--packed-dir=" + options_.packed_dir,
                                    "--drain-seconds=2",
                                    "--ports-file=" + ports_file(name),
@@ -305,8 +310,10 @@ void AddServeFlags(CLI::App* app, ServeOptions* o) {
   app->add_option("--decode", o->decode, "decode workers")->capture_default_str();
   app->add_option("--experts", o->experts, "expert shards; 0: experts in each worker")
       ->capture_default_str();
-  app->add_option("--threads", o->threads, "threads of each worker's step loop")
-      ->check(CLI::Range(1, 1024))
+  app->add_option("--threads", o->threads,
+                  "threads of each worker's step loop; 0: one per processor, since those that have "
+                  "work share the machine")
+      ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   app->add_option("--packed-dir", o->packed_dir,
                   "folder of the packed weights that workers share; auto: the user's cache folder, "

@@ -18,7 +18,7 @@ struct ServeOptions {
   int prefill = 1, decode = 1,
       experts = 2;                  // processes; no expert shard for a model without experts
   std::string packed_dir = "auto";  // where the workers share packed weights: auto, off or a folder
-  int threads = 1;                  // of each worker's step loop
+  int threads = 0;                  // of each worker's step loop; 0: one per processor
   std::string host = "127.0.0.1";
   int grpc_port = 8081, http_port = 8080;  // of the router; 0: any free one
   // Passed on to prefill and decode workers when given: "--slabs=8".

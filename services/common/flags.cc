@@ -35,8 +35,9 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
   app->add_option("--threads", f->threads, "threads of the step loop")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app->add_option("--spin-us", f->spin_us,
-                  "longest look for the next piece of work before a thread sleeps; 0: none")
+  app->add_option(
+         "--spin-us", f->spin_us,
+         "microseconds a thread that ran out of work looks for more before it sleeps; 0: none")
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
   app->add_option(

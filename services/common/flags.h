@@ -28,7 +28,7 @@ struct WorkerFlags {
   std::string transport_listen = "127.0.0.1:0";  // where large buffers arrive
   std::string transport_advertise;  // names the interface of a wildcard; empty: as listened
   int threads = 1;                  // of the step loop
-  int64_t spin_us = 50;             // longest look for the next job before a thread sleeps; 0: none
+  int64_t spin_us = 50;             // of looking for more work before a thread sleeps; 0: none
   std::string packed_dir = "auto";  // where packed weights are kept: auto, off or a folder
   double drain_seconds = 10;        // longest wait for running requests after SIGTERM
   std::string ports_file;           // where to write the chosen ports; empty: nowhere

@@ -41,6 +41,7 @@ absl::StatusOr<std::unique_ptr<Transport>> OpenUcx(const WorkerFlags& flags) {
   UcxTransportOptions options;
   RETURN_IF_ERROR(ParseTransportListen(flags.transport_listen, &options));
   options.advertise_host = flags.transport_advertise;
+  options.drive_spin = absl::Microseconds(flags.spin_us);
   RETURN_IF_ERROR(ApplyUcxDefaults(options));
   ASSIGN_OR_RETURN(std::unique_ptr<UcxTransport> transport, UcxTransport::Create(options));
   LogInfo("transport.open", {{"kind", transport->kind()},
