@@ -23,9 +23,9 @@ inline constexpr int64_t kTile = 16;
 inline constexpr int64_t kBlock = 64;
 inline constexpr int64_t kSpanBlocks = 8;
 
-inline constexpr int64_t kMxBlock = 32;  // columns that share one MXFP4 scale
+inline constexpr int64_t kMxBlock = 32;  // columns that share one scale, MXFP4 or 8-bit
 
-enum class WeightFormat : uint8_t { kF32 = 0, kBf16 = 1, kMxfp4 = 2 };
+enum class WeightFormat : uint8_t { kF32 = 0, kBf16 = 1, kMxfp4 = 2, kInt8 = 3 };
 
 inline float Bf16ToFloat(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 

@@ -2,13 +2,17 @@
 //
 // The law: y[t][o] is one chain acc = fma(x[t][k], w[o][k], acc) over ascending k from acc = +0,
 // with w the exact float value of the stored weight (MXFP4: the float product of the code's value
-// and its scale, exact but for the infinities beyond the float range at scales 253 and 254). So the
-// bits do not depend on tokens, panels, threads or instruction set.
+// and its scale, exact but for the infinities beyond the float range at scales 253 and 254; kInt8:
+// the product of code and scale, always exact). So the bits do not depend on tokens, panels,
+// threads or instruction set.
 //
 // Packed layout, panel p holding outputs [32 p, 32 p + 32), missing outputs zero:
 //   kF32, kBf16   [panel][k][32] of the element
 //   kMxfp4        [panel][k / 32][ 32 scale bytes | 32 rows (one per k) of 16 bytes ],
 //                 byte j of a row: low nibble output j, high nibble output j + 16
+//   kInt8         [panel][k / 32][ 32 bf16 scales | 8 rows (one per 4 k) of 32 x 4 signed bytes ],
+//                 byte 4 j + i of row r: output j, column 4 r + i. Four columns of an output side by
+//                 side are what integer products of groups of four take too.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +26,7 @@ namespace deltamesh::kernels {
 struct PackedMatrix {
   WeightFormat format = WeightFormat::kF32;
   int64_t rows = 0;                 // outputs
-  int64_t cols = 0;                 // k; a multiple of 32 for kMxfp4
+  int64_t cols = 0;                 // k; a multiple of 32 for kMxfp4 and kInt8
   const std::byte* data = nullptr;  // [PackedBytes(format, rows, cols)], 64-byte aligned
 
   int64_t panels() const { return (rows + kPanel - 1) / kPanel; }
@@ -50,6 +54,12 @@ struct PackMxfp4Params {
   int64_t panel_begin, panel_end;
 };
 void PackMxfp4(const PackMxfp4Params& p);
+
+// Quantises to kInt8: 32 columns of an output share the scale s, the smallest bf16 not below the
+// float quotient amax / 127, and a code is w / s rounded to nearest, ties to even, within
+// [-127, 127]. Blocks with amax below kInt8Least become zeros. `cols` is a multiple of 32.
+inline constexpr float kInt8Least = 0x1p-90f;
+void PackInt8(const PackParams& p);  // p.format is the source's: kF32 or kBf16
 
 // Exact float value of one stored weight; for tests and for reading single rows.
 float UnpackOne(const PackedMatrix& w, int64_t row, int64_t col);

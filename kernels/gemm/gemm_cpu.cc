@@ -30,6 +30,13 @@ constexpr int kChains = 8;            // independent multiply-adds that hide the
 constexpr int64_t kStretch = 128;     // columns decoded at a time
 constexpr int64_t kBlockTokens = 64;  // tokens that share a decoded stretch
 
+// Byte i of every 32-bit lane to its top, zeros below.
+alignas(16) constexpr uint8_t kInt8Pick[4][16] = {
+    {128, 128, 128, 0, 128, 128, 128, 4, 128, 128, 128, 8, 128, 128, 128, 12},
+    {128, 128, 128, 1, 128, 128, 128, 5, 128, 128, 128, 9, 128, 128, 128, 13},
+    {128, 128, 128, 2, 128, 128, 128, 6, 128, 128, 128, 10, 128, 128, 128, 14},
+    {128, 128, 128, 3, 128, 128, 128, 7, 128, 128, 128, 11, 128, 128, 128, 15}};
+
 // Row sources: Start(k) before each multiple of 32, then Row(k) for the weights of column k.
 struct F32Rows {
   explicit F32Rows(const PackedMatrix& m, int64_t panel)
@@ -80,6 +87,41 @@ struct MxRows {
       const auto high = hn::ShiftRight<4>(pairs);
       w[v] = hn::Mul(MxDecode(D(), low), scale[v]);
       w[v + kVecs / 2] = hn::Mul(MxDecode(D(), high), scale[v + kVecs / 2]);
+    }
+  }
+  const uint8_t* base;
+  const uint8_t* group = nullptr;
+  V scale[kVecs];
+};
+
+struct Int8Rows {
+  static constexpr int64_t kScaleBytes = 2 * kPanel;
+  static constexpr int64_t kGroupBytes = kScaleBytes + kMxBlock * kPanel;
+  explicit Int8Rows(const PackedMatrix& m, int64_t panel)
+      : base(reinterpret_cast<const uint8_t*>(m.data) + panel * (m.cols / kMxBlock) * kGroupBytes) {
+  }
+  // A code is moved to the top byte of its lane, so its float is 2^24 times as large and the scale
+  // as much smaller: both exact, as no scale is below 2^-97.
+  HWY_INLINE void Start(int64_t k) {
+    const hn::RebindToUnsigned<D> du;
+    const hn::Rebind<uint16_t, D> d16;
+    group = base + k / kMxBlock * kGroupBytes;
+    const auto* scales = reinterpret_cast<const uint16_t*>(group);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) {
+      const auto bits = hn::PromoteTo(du, hn::LoadU(d16, scales + v * kWidth));
+      scale[v] = hn::Mul(hn::BitCast(D(), hn::ShiftLeft<16>(bits)), hn::Set(D(), 0x1p-24f));
+    }
+  }
+  HWY_INLINE void Row(int64_t k, V (&w)[kVecs]) const {
+    const hn::RebindToSigned<D> di;
+    const hn::Repartition<uint8_t, D> d8;
+    const uint8_t* row = group + kScaleBytes + k % kMxBlock / 4 * (4 * kPanel);
+    const auto pick = hn::LoadDup128(d8, kInt8Pick[k % 4]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) {
+      const auto codes = hn::TableLookupBytesOr0(hn::LoadU(d8, row + v * 4 * kWidth), pick);
+      w[v] = hn::Mul(hn::ConvertTo(D(), hn::BitCast(di, codes)), scale[v]);
     }
   }
   const uint8_t* base;
@@ -244,6 +286,8 @@ void GemmCpu(const GemmParams& p) {
       return GemmOf<Bf16Rows>(p);
     case WeightFormat::kMxfp4:
       return GemmOf<MxRows>(p);
+    case WeightFormat::kInt8:
+      return GemmOf<Int8Rows>(p);
   }
 }
 

@@ -1,3 +1,7 @@
+#include <bit>
+#include <cmath>
+#include <cstring>
+
 #include "kernels/gemm/gemm.h"
 
 namespace deltamesh::kernels {
@@ -49,6 +53,67 @@ void PackMxGroup(const PackMxfp4Params& p, int64_t panel, int64_t group, uint8_t
   }
 }
 
+constexpr int64_t kInt8ScaleBytes = kPanel * static_cast<int64_t>(sizeof(uint16_t));
+constexpr int64_t kInt8GroupBytes = kInt8ScaleBytes + kMxBlock * kPanel;
+
+float ToFloat(float value) { return value; }
+float ToFloat(uint16_t bits) { return Bf16ToFloat(bits); }
+
+// The scale of a block whose largest magnitude is `amax`, as bf16 bits.
+uint16_t Int8Scale(float amax) {
+  if (amax < kInt8Least) return 0;
+  const uint32_t bits = std::bit_cast<uint32_t>(amax / 127.0f);
+  const auto up = static_cast<uint16_t>((bits + 0xFFFF) >> 16);
+  // Next to the largest float 127 steps would leave its range; the codes are cut instead.
+  return std::isfinite(127.0f * Bf16ToFloat(up)) ? up : static_cast<uint16_t>(up - 1);
+}
+
+// Packs the 32 columns at `in` of output j.
+template <class T>
+void PackInt8Block(const T* in, int64_t j, uint8_t* group) {
+  float values[kMxBlock];
+  float amax = 0;
+  for (int64_t i = 0; i < kMxBlock; ++i) values[i] = ToFloat(in[i]);
+  for (int64_t i = 0; i < kMxBlock; ++i) amax = std::fmax(amax, std::fabs(values[i]));
+  const uint16_t scale = Int8Scale(amax);
+  std::memcpy(group + j * static_cast<int64_t>(sizeof(scale)), &scale, sizeof(scale));
+  const float step = scale == 0 ? 1.0f : Bf16ToFloat(scale);
+  uint8_t* codes = group + kInt8ScaleBytes + 4 * j;
+  for (int64_t i = 0; i < kMxBlock; ++i) {
+    const float code = scale == 0 ? 0.0f : std::nearbyint(values[i] / step);
+    const float cut = code > 127.0f ? 127.0f : code < -127.0f ? -127.0f : code;
+    codes[i / 4 * 4 * kPanel + i % 4] = static_cast<uint8_t>(static_cast<int8_t>(cut));
+  }
+}
+
+template <class T>
+void PackInt8Elements(const PackParams& p) {
+  static constexpr T kZeros[kMxBlock] = {};
+  const int64_t groups = p.cols / kMxBlock;
+  for (int64_t panel = p.panel_begin; panel < p.panel_end; ++panel) {
+    auto* out = reinterpret_cast<uint8_t*>(p.packed) + panel * groups * kInt8GroupBytes;
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t j = 0; j < kPanel; ++j) {
+        const int64_t row = panel * kPanel + j;
+        const T* in = row < p.rows
+                          ? static_cast<const T*>(p.source) + row * p.row_stride + g * kMxBlock
+                          : kZeros;
+        PackInt8Block(in, j, out + g * kInt8GroupBytes);
+      }
+    }
+  }
+}
+
+float UnpackInt8(const uint8_t* panel, int64_t j, int64_t col) {
+  const uint8_t* group = panel + col / kMxBlock * kInt8GroupBytes;
+  uint16_t scale;
+  std::memcpy(&scale, group + j * static_cast<int64_t>(sizeof(scale)), sizeof(scale));
+  const int64_t i = col % kMxBlock;
+  const auto code =
+      static_cast<int8_t>(group[kInt8ScaleBytes + i / 4 * 4 * kPanel + 4 * j + i % 4]);
+  return static_cast<float>(code) * Bf16ToFloat(scale);
+}
+
 float UnpackMxfp4(const uint8_t* panel, int64_t j, int64_t col) {
   static constexpr float kMagnitude[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
   const uint8_t* group = panel + col / kMxBlock * kMxGroupBytes;
@@ -69,6 +134,8 @@ int64_t PackedBytes(WeightFormat format, int64_t rows, int64_t cols) {
       return panels * cols * kPanel * static_cast<int64_t>(sizeof(uint16_t));
     case WeightFormat::kMxfp4:
       return panels * (cols / kMxBlock) * kMxGroupBytes;
+    case WeightFormat::kInt8:
+      return panels * (cols / kMxBlock) * kInt8GroupBytes;
   }
   return 0;
 }
@@ -78,6 +145,14 @@ void Pack(const PackParams& p) {
     PackElements<float>(p);
   } else {
     PackElements<uint16_t>(p);
+  }
+}
+
+void PackInt8(const PackParams& p) {
+  if (p.format == WeightFormat::kF32) {
+    PackInt8Elements<float>(p);
+  } else {
+    PackInt8Elements<uint16_t>(p);
   }
 }
 
@@ -99,6 +174,10 @@ float UnpackOne(const PackedMatrix& w, int64_t row, int64_t col) {
       return reinterpret_cast<const float*>(w.data)[element];
     case WeightFormat::kBf16:
       return Bf16ToFloat(reinterpret_cast<const uint16_t*>(w.data)[element]);
+    case WeightFormat::kInt8:
+      return UnpackInt8(
+          reinterpret_cast<const uint8_t*>(w.data) + panel * (w.cols / kMxBlock) * kInt8GroupBytes,
+          j, col);
     case WeightFormat::kMxfp4:
       break;
   }

@@ -93,4 +93,13 @@ absl::StatusOr<std::string> ModelDigest(const Checkpoint& checkpoint,
   return hasher.Hex();
 }
 
+std::string ServedDigest(const std::string& model_digest, WeightWidth weights) {
+  if (weights == WeightWidth::kStored) return model_digest;
+  Hasher hasher;
+  hasher.Add("deltamesh served digest 1");
+  hasher.Add(model_digest);
+  hasher.Add(WeightWidthName(weights));
+  return hasher.Hex();
+}
+
 }  // namespace deltamesh

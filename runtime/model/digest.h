@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/model/load_options.h"
 
 namespace deltamesh {
 
@@ -28,5 +29,9 @@ inline constexpr int64_t kSamplePageBytes = 4096;
 // with tensors done and tensors in all; may be null.
 absl::StatusOr<std::string> ModelDigest(const Checkpoint& checkpoint,
                                         const std::function<void(int64_t, int64_t)>& progress = {});
+
+// The digest of what a process computes with: the model's own for weights as stored, another one for
+// every other width, so that workers of different widths refuse each other.
+std::string ServedDigest(const std::string& model_digest, WeightWidth weights);
 
 }  // namespace deltamesh

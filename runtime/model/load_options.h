@@ -17,6 +17,14 @@ struct ExpertSelection {
   std::vector<int32_t> experts;  // for kList
 };
 
+// How wide the matrices are kept: as stored (BF16, F32, MXFP4), or BF16 and F32 matrices as 8-bit codes
+// with a scale per 32 columns (gemm.h). The embedding table, the router and matrices whose columns are
+// not a multiple of 32 stay as stored.
+enum class WeightWidth : uint8_t { kStored, k8bit };
+std::string_view WeightWidthName(WeightWidth width);  // "stored", "8bit"
+// False for other names.
+bool ParseWeightWidth(std::string_view name, WeightWidth* width);
+
 // Packed weights kept in a file and shared by the processes of a machine (packed_store.h).
 struct PackedOptions {
   std::string folder;     // empty: pack in memory
@@ -28,6 +36,7 @@ struct PackedOptions {
 };
 
 struct LoadOptions {
+  WeightWidth weights = WeightWidth::kStored;
   ExpertSelection experts;
   bool only_experts = false;  // an expert shard: nothing but its experts is loaded
   int threads = 1;            // used while packing

@@ -105,9 +105,10 @@ struct Cursor {
 };
 
 bool ValidShape(const PackedMatrix& m, uint32_t format) {
-  if (format > static_cast<uint32_t>(WeightFormat::kMxfp4)) return false;
+  if (format > static_cast<uint32_t>(WeightFormat::kInt8)) return false;
   if (m.rows < 1 || m.rows > kSizeMax || m.cols < 1 || m.cols > kSizeMax / m.rows) return false;
-  return m.format != WeightFormat::kMxfp4 || m.cols % kMxBlock == 0;
+  const bool grouped = m.format == WeightFormat::kMxfp4 || m.format == WeightFormat::kInt8;
+  return !grouped || m.cols % kMxBlock == 0;
 }
 
 }  // namespace

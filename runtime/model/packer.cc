@@ -83,9 +83,11 @@ std::vector<T> Aligned(const std::byte* data, int64_t count) {
   return copy;
 }
 
-void PackAll(WeightFormat format, int64_t rows, int64_t cols, const void* source, std::byte* to) {
+// `source` holds dense rows of `stored` elements.
+void PackAll(WeightFormat format, WeightFormat stored, int64_t rows, int64_t cols,
+             const void* source, std::byte* to) {
   kernels::PackParams p;
-  p.format = format;
+  p.format = stored;
   p.rows = rows;
   p.cols = cols;
   p.row_stride = cols;
@@ -93,7 +95,11 @@ void PackAll(WeightFormat format, int64_t rows, int64_t cols, const void* source
   p.packed = to;
   p.panel_begin = 0;
   p.panel_end = (rows + kPanel - 1) / kPanel;
-  kernels::Pack(p);
+  if (format == WeightFormat::kInt8) {
+    kernels::PackInt8(p);
+  } else {
+    kernels::Pack(p);
+  }
 }
 
 }  // namespace
@@ -114,13 +120,23 @@ void Packer::Add(const StoredTensor& tensor, PackedMatrix* target) {
   AddRows(tensor, 0, tensor.view.shape[0], target);
 }
 
+void Packer::AddAsStored(const StoredTensor& tensor, PackedMatrix* target) {
+  AddRows(tensor, 0, tensor.view.shape[0], target);
+  jobs_.back().packed.format = FormatOf(tensor);
+}
+
+WeightFormat Packer::FormatFor(const StoredTensor& tensor, int64_t cols) const {
+  return weights_ == WeightWidth::k8bit && cols % kMxBlock == 0 ? WeightFormat::kInt8
+                                                                : FormatOf(tensor);
+}
+
 void Packer::AddRows(const StoredTensor& tensor, int64_t row, int64_t rows, PackedMatrix* target) {
   Job job;
   job.name = tensor.name;
   if (rows != tensor.view.shape[0]) job.name += absl::StrFormat(" [%d, %d)", row, row + rows);
   job.tensor = &tensor;
   job.row = row;
-  job.packed = {FormatOf(tensor), rows, ColumnsOf(tensor), nullptr};
+  job.packed = {FormatFor(tensor, ColumnsOf(tensor)), rows, ColumnsOf(tensor), nullptr};
   job.target = target;
   jobs_.push_back(job);
 }
@@ -132,7 +148,7 @@ void Packer::AddTransposed(const StoredTensor& tensor, int64_t row, int64_t rows
   job.tensor = &tensor;
   job.row = row;
   job.transposed = true;
-  job.packed = {FormatOf(tensor), ColumnsOf(tensor), rows, nullptr};
+  job.packed = {FormatFor(tensor, rows), ColumnsOf(tensor), rows, nullptr};
   job.target = target;
   jobs_.push_back(job);
 }
@@ -182,10 +198,10 @@ absl::Status Packer::PackFloats(const Unit& unit, std::byte* to) const {
     RETURN_IF_ERROR(CheckFinite(checkpoint_, tensor, job.row * stride, (job.row + cols) * stride));
     if (element == 2) {
       const auto part = Transposed<uint16_t>(data, stride, job.row, cols, first, count);
-      PackAll(job.packed.format, count, cols, part.data(), to);
+      PackAll(job.packed.format, FormatOf(tensor), count, cols, part.data(), to);
     } else {
       const auto part = Transposed<float>(data, stride, job.row, cols, first, count);
-      PackAll(job.packed.format, count, cols, part.data(), to);
+      PackAll(job.packed.format, FormatOf(tensor), count, cols, part.data(), to);
     }
     return absl::OkStatus();
   }
@@ -194,11 +210,13 @@ absl::Status Packer::PackFloats(const Unit& unit, std::byte* to) const {
   if (job.target == nullptr) return absl::OkStatus();
   const std::byte* source = data + begin * element;
   if (reinterpret_cast<uintptr_t>(source) % static_cast<uintptr_t>(element) == 0) {
-    PackAll(job.packed.format, count, cols, source, to);
+    PackAll(job.packed.format, FormatOf(tensor), count, cols, source, to);
   } else if (element == 2) {
-    PackAll(job.packed.format, count, cols, Aligned<uint16_t>(source, count * cols).data(), to);
+    PackAll(job.packed.format, FormatOf(tensor), count, cols,
+            Aligned<uint16_t>(source, count * cols).data(), to);
   } else {
-    PackAll(job.packed.format, count, cols, Aligned<float>(source, count * cols).data(), to);
+    PackAll(job.packed.format, FormatOf(tensor), count, cols,
+            Aligned<float>(source, count * cols).data(), to);
   }
   return absl::OkStatus();
 }

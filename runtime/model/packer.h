@@ -12,6 +12,7 @@
 #include "runtime/base/thread_pool.h"
 #include "runtime/model/arena.h"
 #include "runtime/model/checkpoint.h"
+#include "runtime/model/load_options.h"
 #include "runtime/model/packed_file.h"
 
 namespace deltamesh {
@@ -25,10 +26,13 @@ absl::Status CheckFinite(const Checkpoint& checkpoint, const StoredTensor& tenso
 // checkpoint. Shapes and types must have been checked (CheckTensors).
 class Packer {
  public:
-  explicit Packer(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+  // `weights` is the width of all matrices but those of AddAsStored.
+  Packer(const Checkpoint& checkpoint, WeightWidth weights)
+      : checkpoint_(checkpoint), weights_(weights) {}
 
   // A whole [rows, cols] matrix.
   void Add(const StoredTensor& tensor, kernels::PackedMatrix* target);
+  void AddAsStored(const StoredTensor& tensor, kernels::PackedMatrix* target);
   // Rows [row, row + rows) as a matrix of their own.
   void AddRows(const StoredTensor& tensor, int64_t row, int64_t rows,
                kernels::PackedMatrix* target);
@@ -78,6 +82,7 @@ class Packer {
 
   using UnitWork = std::function<absl::Status(const Unit&)>;
 
+  kernels::WeightFormat FormatFor(const StoredTensor& tensor, int64_t cols) const;
   std::vector<Unit> CutUnits() const;
   // Does all units, some at a time; the first error in order ends it.
   absl::Status RunUnits(ThreadPool& pool, const std::function<void(int64_t, int64_t)>& progress,
@@ -87,6 +92,7 @@ class Packer {
   absl::Status PackMx(const Unit& unit, std::byte* to) const;
 
   const Checkpoint& checkpoint_;
+  const WeightWidth weights_;
   std::vector<Job> jobs_;
 };
 

@@ -15,8 +15,9 @@ namespace {
 // Fills one Weights object from a checkpoint that passed CheckTensors.
 class Loader {
  public:
-  Loader(const ModelConfig& config, const Checkpoint& checkpoint, Weights& weights)
-      : c_(config), checkpoint_(checkpoint), w_(weights), packer_(checkpoint) {}
+  Loader(const ModelConfig& config, const Checkpoint& checkpoint, WeightWidth width,
+         Weights& weights)
+      : c_(config), checkpoint_(checkpoint), w_(weights), packer_(checkpoint, width) {}
 
   // Fills in all small tensors, and the packer with what is to be packed.
   absl::Status Collect(const ExpertSelection& experts, bool only_experts) {
@@ -169,7 +170,7 @@ class Loader {
   }
 
   void Moe(const std::string& p, MoeWeights& m) {
-    Matrix(p + "gate", m.gate);
+    packer_.AddAsStored(Stored(p + "gate.weight"), &m.gate);
     m.bias = Floats(p + "gate.e_score_correction_bias");
     if (c_.shared_experts > 0) Glu(p + "shared_experts.", m.shared);
     if (c_.latent > 0) {
@@ -255,9 +256,9 @@ absl::StatusOr<PackedReport> LoadPacked(const ModelConfig& config, const Checkpo
                                         const LoadOptions& options, const std::string& digest,
                                         ThreadPool& pool, Packer& packer, Weights& weights) {
   Weights whole;  // the plan of the file; nothing is packed into it
-  Loader all(config, checkpoint, whole);
+  Loader all(config, checkpoint, options.weights, whole);
   PackedTask task;
-  task.key = {digest, "stored"};
+  task.key = {digest, std::string(WeightWidthName(options.weights))};
   task.plan = [&]() -> absl::StatusOr<std::vector<PackedEntry>> {
     RETURN_IF_ERROR(all.Collect({}, /*only_experts=*/false));
     return all.packer().Entries();
@@ -322,7 +323,7 @@ absl::StatusOr<std::unique_ptr<Weights>> LoadWeights(const ModelConfig& config,
   RETURN_IF_ERROR(CheckSelection(config, options));
   RETURN_IF_ERROR(CheckTensors(config, *checkpoint));
   auto weights = std::make_unique<Weights>();
-  Loader loader(config, *checkpoint, *weights);
+  Loader loader(config, *checkpoint, options.weights, *weights);
   RETURN_IF_ERROR(loader.Collect(options.experts, options.only_experts));
   RETURN_IF_ERROR(LoadMatrices(config, *checkpoint, options, digest, loader.packer(), *weights));
   if (options.only_experts) weights->layers.clear();

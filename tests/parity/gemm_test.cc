@@ -1,5 +1,6 @@
 #include "kernels/gemm/gemm.h"
 
+#include <limits>
 #include <memory>
 
 #include "tests/parity/common.h"
@@ -81,16 +82,55 @@ Weights MakeMxfp4(int64_t rows, int64_t cols, int low_scale, int high_scale, Ran
   return w;
 }
 
+// The packed bytes read by the layout that gemm.h describes.
+double Int8Value(const std::byte* data, int64_t cols, int64_t row, int64_t col, double* step) {
+  const std::byte* group = data + (row / 32 * (cols / 32) + col / 32) * 1088;
+  const int64_t j = row % 32, i = col % 32;
+  uint16_t bits;
+  std::memcpy(&bits, group + 2 * j, 2);
+  *step = Bf16ToFloat(bits);
+  return static_cast<int8_t>(group[64 + 128 * (i / 4) + 4 * j + i % 4]) * *step;
+}
+
+Weights MakeInt8(int64_t rows, int64_t cols, Random& random) {
+  const int64_t stride = cols + 3;
+  Weights w;
+  std::vector<float> f32 = random.Normal(rows * stride, 0.3f);
+  std::vector<uint16_t> bf16(f32.size());
+  for (size_t i = 0; i < f32.size(); ++i) bf16[i] = FloatToBf16(f32[i]);
+  std::byte* data = Aligned(w.storage, PackedBytes(WeightFormat::kInt8, rows, cols));
+  const bool wide = rows % 2 == 0;
+  PackInt8({.format = wide ? WeightFormat::kF32 : WeightFormat::kBf16,
+            .rows = rows,
+            .cols = cols,
+            .row_stride = stride,
+            .source = wide ? static_cast<void*>(f32.data()) : bf16.data(),
+            .packed = data,
+            .panel_begin = 0,
+            .panel_end = (rows + kPanel - 1) / kPanel});
+  w.packed = View(WeightFormat::kInt8, rows, cols, data);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t k = 0; k < cols; ++k) {
+      double step;
+      w.values.push_back(Int8Value(data, cols, r, k, &step));
+    }
+  }
+  return w;
+}
+
 Weights Make(WeightFormat format, int64_t rows, int64_t cols, Random& random) {
   if (format == WeightFormat::kMxfp4) return MakeMxfp4(rows, cols, 118, 132, random);
+  if (format == WeightFormat::kInt8) return MakeInt8(rows, cols, random);
   return MakeDense(format, rows, cols, random);
 }
 
-constexpr WeightFormat kFormats[] = {WeightFormat::kF32, WeightFormat::kBf16, WeightFormat::kMxfp4};
+constexpr WeightFormat kFormats[] = {WeightFormat::kF32, WeightFormat::kBf16, WeightFormat::kMxfp4,
+                                     WeightFormat::kInt8};
 
-// Columns must be whole MXFP4 groups in that format.
+// Columns must be whole groups in formats with scales.
 int64_t Cols(WeightFormat format, int64_t cols) {
-  return format == WeightFormat::kMxfp4 ? (cols + kMxBlock - 1) / kMxBlock * kMxBlock : cols;
+  const bool grouped = format == WeightFormat::kMxfp4 || format == WeightFormat::kInt8;
+  return grouped ? (cols + kMxBlock - 1) / kMxBlock * kMxBlock : cols;
 }
 
 using Kernel = void (*)(const GemmParams&);
@@ -233,6 +273,82 @@ TEST(GemmMxfp4, AllCodesTimesAllScales) {
                     MxValue(static_cast<int>(k % 16), static_cast<int>(r)));
         }
       });
+    }
+  }
+}
+
+// The rule of gemm.h in float64: the step is at least amax / 127 and at most a bf16 above, every
+// weight is within half a step, the largest of a block reaches at least code 126.
+TEST(GemmInt8, QuantisesToTheNearestCode) {
+  Random random(5);
+  const int64_t rows = 70, cols = 96;
+  std::vector<float> f = random.Normal(rows * cols);
+  const float scales[] = {1e-30f, 1e-5f, 1.0f, 1e5f, 1e36f, 0.0f, 1e-29f};
+  for (size_t i = 0; i < f.size(); ++i) f[i] *= scales[i / 32 % 7];
+  f[0] = 3e38f;
+  std::fill_n(f.begin() + 32, 32, std::numeric_limits<float>::max());
+  std::vector<std::byte> storage;
+  std::byte* data = Aligned(storage, PackedBytes(WeightFormat::kInt8, rows, cols));
+  for (int64_t begin : {0, 2}) {  // in two calls, as a loader that splits the work does
+    PackInt8({WeightFormat::kF32, rows, cols, cols, f.data(), data, begin, begin == 0 ? 2 : 3});
+  }
+  const PackedMatrix w = View(WeightFormat::kInt8, rows, cols, data);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t k0 = 0; k0 < cols; k0 += 32) {
+      double amax = 0, step = 0, largest = 0;
+      for (int64_t k = k0; k < k0 + 32; ++k) {
+        amax = std::max<double>(amax, std::fabs(f[static_cast<size_t>(r * cols + k)]));
+      }
+      const bool top = amax > 3e38;  // codes are cut there
+      for (int64_t k = k0; k < k0 + 32; ++k) {
+        const double want = f[static_cast<size_t>(r * cols + k)];
+        const double got = Int8Value(data, cols, r, k, &step);
+        ASSERT_EQ(UnpackOne(w, r, k), got);
+        ASSERT_TRUE(std::isfinite(UnpackOne(w, r, k)));
+        if (amax < kInt8Least) {
+          ASSERT_EQ(got, 0);
+        } else {
+          ASSERT_LE(std::fabs(got - want), step * (top ? 1.5 : 0.5) * (1 + 1e-6)) << r << "," << k;
+        }
+        largest = std::max(largest, std::fabs(got));
+      }
+      if (amax < kInt8Least) continue;
+      ASSERT_LE(step, amax / 127 * (1 + 0x1p-7) * (1 + 1e-6));
+      if (!top) {
+        ASSERT_GE(step, amax / 127 * (1 - 1e-6));
+      }
+      ASSERT_GE(largest, 126 * step);
+    }
+  }
+}
+
+// Every code with scales from the least to the largest, alone in its output.
+TEST(GemmInt8, AllCodesTimesManyScales) {
+  const int64_t rows = 255, cols = 32;
+  for (int exponent : {-89, -30, 0, 60, 120}) {
+    std::vector<float> f(static_cast<size_t>(rows * cols), 0.0f);
+    for (int64_t r = 0; r < rows; ++r) {
+      f[static_cast<size_t>(r * cols)] = std::ldexp(127.0f, exponent - 6);
+      for (int64_t k = 1; k < cols; ++k) {
+        f[static_cast<size_t>(r * cols + k)] =
+            std::ldexp(static_cast<float>(r - 127), exponent - 6);
+      }
+    }
+    std::vector<std::byte> storage;
+    std::byte* data = Aligned(storage, PackedBytes(WeightFormat::kInt8, rows, cols));
+    PackInt8({WeightFormat::kF32, rows, cols, cols, f.data(), data, 0, 8});
+    const PackedMatrix w = View(WeightFormat::kInt8, rows, cols, data);
+    for (int64_t k = 0; k < cols; ++k) {
+      std::vector<float> x(static_cast<size_t>(9 * cols), 0.0f);
+      for (int64_t t = 0; t < 9; ++t) x[static_cast<size_t>(t * cols + k)] = 1.0f;
+      for (int64_t tokens : {1, 2, 9}) {
+        ForEachTarget([&] {
+          const std::vector<float> y = RunGemm(Gemm, w, x.data(), cols, tokens, 0, 8);
+          for (int64_t r = 0; r < rows; ++r) {
+            ASSERT_EQ(y[static_cast<size_t>(1 + r)], f[static_cast<size_t>(r * cols + k)]);
+          }
+        });
+      }
     }
   }
 }
