@@ -237,6 +237,8 @@ void PrintJson(const BenchOptions& o, const Model& model, const std::vector<Resu
   doc["model"] = o.model;
   doc["model_bytes"] = model.weight_bytes();
   doc["threads"] = o.threads;
+  doc["weights"] = o.weights;
+  doc["packed"] = model.packed().path;
   doc["system"] = kernels::CpuTargets().front();
   if (roof != nullptr) {
     doc["ceilings"] = {{"read_gbs_best", roof->read_bytes_per_second.best / 1e9},
@@ -283,6 +285,9 @@ absl::Status RunBench(const BenchOptions& options, std::ostream& out) {
   LoadOptions load;
   const SystemClock clock;
   load.threads = options.threads;
+  if (!ParseWeightWidth(options.weights, &load.weights)) {
+    return InvalidArgument("weights: \"%s\" is no width; use stored or 8bit", options.weights);
+  }
   load.packed.folder = PackedFolder(options.packed_dir, options.model);
   load.note = LoadNotes(&std::cerr);
   load.progress = LoadProgress(&clock);

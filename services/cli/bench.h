@@ -17,6 +17,7 @@ namespace deltamesh {
 struct BenchOptions {
   std::string model;  // checkpoint folder
   int threads = 2;
+  std::string weights = "stored";           // width of matrices: stored or 8bit
   std::string packed_dir = "auto";          // see PackedFolder
   std::vector<int64_t> prefill = {512};     // prompt lengths
   std::vector<int64_t> depths = {0};        // contexts for decoding one sequence

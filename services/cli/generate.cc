@@ -265,6 +265,10 @@ void AddGenerateFlags(CLI::App* app, GenerateOptions* o) {
   app->add_flag("--ignore-eos", o->ignore_eos, "go on after the model's end tokens");
   app->add_flag("--show-tokens", o->show_tokens, "print token ids instead of text");
   app->add_option("--threads", o->threads, "0: one per processor")->capture_default_str();
+  app->add_option("--weights", o->weights, "width of matrices: as stored, or 8bit")
+      ->envname("DELTAMESH_WEIGHTS")
+      ->check(CLI::IsMember({"stored", "8bit"}))
+      ->capture_default_str();
   app->add_option("--packed-dir", o->packed_dir, "folder of packed weights, auto or off")
       ->envname("DELTAMESH_PACKED_DIR")
       ->capture_default_str();
@@ -290,6 +294,9 @@ absl::Status RunGenerate(const GenerateOptions& options, std::ostream& out, std:
   LoadOptions load;
   load.threads = threads;
   const SystemClock clock;
+  if (!ParseWeightWidth(options.weights, &load.weights)) {
+    return InvalidArgument("weights: \"%s\" is no width; use stored or 8bit", options.weights);
+  }
   load.packed.folder = PackedFolder(options.packed_dir, options.model);
   load.note = LoadNotes(&notes);
   load.progress = LoadProgress(&clock, &notes, isatty(STDERR_FILENO) != 0);

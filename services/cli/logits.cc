@@ -120,6 +120,9 @@ absl::Status RunLogits(const LogitsOptions& options) {
   LoadOptions load;
   const SystemClock clock;
   load.threads = options.threads;
+  if (!ParseWeightWidth(options.weights, &load.weights)) {
+    return InvalidArgument("weights: \"%s\" is no width; use stored or 8bit", options.weights);
+  }
   load.packed.folder = PackedFolder(options.packed_dir, options.model);
   load.note = LoadNotes(&std::cerr);
   load.progress = LoadProgress(&clock);

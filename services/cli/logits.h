@@ -28,6 +28,7 @@ struct LogitsOptions {
   //   k_rope.LAYER  [positions, rope]
   bool states = false;
   int threads = 1;
+  std::string weights = "stored";  // width of matrices: stored or 8bit
   std::string packed_dir = "off";  // see PackedFolder
 };
 

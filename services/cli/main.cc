@@ -15,6 +15,7 @@
 #include "services/cli/inspect.h"
 #include "services/cli/logits.h"
 #include "services/cli/pack.h"
+#include "services/cli/quality.h"
 #include "services/cli/serve.h"
 #include "services/common/flags.h"
 #include "services/common/process.h"
@@ -88,6 +89,10 @@ void AddLogits(CLI::App& app, Command& command) {
   logits->add_option("--tokens", options->tokens, "token ids: 1,2,3")->delimiter(',')->required();
   logits->add_option("--feed", options->feed, "all, step or chunks:5,1,7")->capture_default_str();
   logits->add_option("--out", options->out, "file to write, .npy")->required();
+  logits->add_option("--weights", options->weights, "width of matrices: as stored, or 8bit")
+      ->envname("DELTAMESH_WEIGHTS")
+      ->check(CLI::IsMember({"stored", "8bit"}))
+      ->capture_default_str();
   logits->add_option("--packed-dir", options->packed_dir, "folder of packed weights, auto or off")
       ->envname("DELTAMESH_PACKED_DIR")
       ->capture_default_str();
@@ -116,6 +121,10 @@ void AddBench(CLI::App& app, Command& command) {
   bench->add_option("--threads", o->threads, "threads")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
+  bench->add_option("--weights", o->weights, "width of matrices: as stored, or 8bit")
+      ->envname("DELTAMESH_WEIGHTS")
+      ->check(CLI::IsMember({"stored", "8bit"}))
+      ->capture_default_str();
   bench->add_option("--packed-dir", o->packed_dir, "folder of packed weights, auto or off")
       ->envname("DELTAMESH_PACKED_DIR")
       ->capture_default_str();
@@ -134,7 +143,23 @@ void AddBench(CLI::App& app, Command& command) {
   bench->add_flag("!--no-roofline", o->roofline, "do not probe the machine first");
   bench->add_flag("--json", o->json, "JSON instead of a table");
   bench->add_option("--label", o->label, "free text for the JSON");
-  bench->callback([=, &command] { command = [=] { return ExitCode(RunBench(*o, std::cout)); }; });
+  auto quality = std::make_shared<QualityOptions>();
+  bench->add_option(
+      "--quality", quality->text,
+      "instead of speed: logits of 8-bit weights against stored ones on this text file");
+  bench->add_option("--quality-tokens", quality->tokens, "most tokens of the text")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  bench->callback([=, &command] {
+    command = [=] {
+      if (quality->text.empty()) return ExitCode(RunBench(*o, std::cout));
+      quality->model = o->model;
+      quality->threads = o->threads;
+      quality->packed_dir = o->packed_dir;
+      quality->json = o->json;
+      return ExitCode(RunQuality(*quality, std::cout));
+    };
+  });
 }
 
 void AddBenchMesh(CLI::App& app, Command& command) {

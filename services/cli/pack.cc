@@ -15,6 +15,10 @@ namespace deltamesh {
 
 void AddPackFlags(CLI::App* app, PackOptions* o) {
   app->add_option("folder", o->model, "checkpoint folder")->required();
+  app->add_option("--weights", o->weights, "width of matrices: as stored, or 8bit")
+      ->envname("DELTAMESH_WEIGHTS")
+      ->check(CLI::IsMember({"stored", "8bit"}))
+      ->capture_default_str();
   app->add_option("--packed-dir", o->packed_dir,
                   "folder to pack into, for the workers' flag of that name; auto: the user's cache")
       ->envname("DELTAMESH_PACKED_DIR")
@@ -31,6 +35,9 @@ absl::Status RunPack(const PackOptions& options, std::ostream& out, std::ostream
   load.threads = options.threads > 0
                      ? options.threads
                      : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  if (!ParseWeightWidth(options.weights, &load.weights)) {
+    return InvalidArgument("weights: \"%s\" is no width; use stored or 8bit", options.weights);
+  }
   load.packed.folder = options.packed_dir == "auto"
                            ? DefaultPackedFolder(options.model)
                            : PackedFolder(options.packed_dir, options.model);

@@ -14,7 +14,8 @@ class App;
 namespace deltamesh {
 
 struct PackOptions {
-  std::string model;  // checkpoint folder
+  std::string model;               // checkpoint folder
+  std::string weights = "stored";  // width of matrices: stored or 8bit
   std::string packed_dir =
       "auto";       // a folder, or the default one; small checkpoints are packed too
   int threads = 0;  // 0: as many as the machine has processors

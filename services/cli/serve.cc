@@ -185,6 +185,7 @@ absl::Status Serve::StartWorker(const std::string& role, const std::string& name
                                    "--http=127.0.0.1:0",
                                    "--transport-listen=127.0.0.1:0",
                                    "--threads=" + std::to_string(threads),
+                                   "--weights=" + options_.weights,
                                    "--packed-dir=" + options_.packed_dir,
                                    "--drain-seconds=2",
                                    "--ports-file=" + ports_file(name),
@@ -314,6 +315,10 @@ void AddServeFlags(CLI::App* app, ServeOptions* o) {
                   "threads of each worker's step loop; 0: one per processor, since those that have "
                   "work share the machine")
       ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  app->add_option("--weights", o->weights, "width of matrices: as stored, or 8bit")
+      ->envname("DELTAMESH_WEIGHTS")
+      ->check(CLI::IsMember({"stored", "8bit"}))
       ->capture_default_str();
   app->add_option("--packed-dir", o->packed_dir,
                   "folder of the packed weights that workers share; auto: the user's cache folder, "

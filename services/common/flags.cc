@@ -40,6 +40,10 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
          "microseconds a thread that ran out of work looks for more before it sleeps; 0: none")
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
+  app->add_option("--weights", f->weights, "width of matrices: as stored, or 8bit")
+      ->envname("DELTAMESH_WEIGHTS")
+      ->check(CLI::IsMember({"stored", "8bit"}))
+      ->capture_default_str();
   app->add_option(
          "--packed-dir", f->packed_dir,
          "folder of packed weights that processes share; auto: the user's cache folder, off: none")

@@ -30,6 +30,7 @@ struct WorkerFlags {
   int threads = 1;                  // of the step loop
   int64_t spin_us = 50;             // of looking for more work before a thread sleeps; 0: none
   std::string packed_dir = "auto";  // where packed weights are kept: auto, off or a folder
+  std::string weights = "stored";   // width of matrices: stored or 8bit
   double drain_seconds = 10;        // longest wait for running requests after SIGTERM
   std::string ports_file;           // where to write the chosen ports; empty: nowhere
   int64_t parent = 0;               // end when this process dies; 0: never

@@ -60,6 +60,7 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const WorkerFlags& flags,
   options.experts = experts;
   options.only_experts = only_experts;
   options.threads = flags.threads;
+  CHECK(ParseWeightWidth(flags.weights, &options.weights), "weights %s", flags.weights);
   options.packed.folder = PackedFolder(flags.packed_dir, flags.model);
   options.note = [](std::string_view line) { LogInfo("model.packing", {{"what", line}}); };
   const auto due = [&last] {
@@ -98,6 +99,7 @@ std::vector<std::pair<std::string, std::string>> DescribeWorker(const WorkerFlag
           {"transport-listen", flags.transport_listen},
           {"threads", std::to_string(flags.threads)},
           {"spin-us", std::to_string(flags.spin_us)},
+          {"weights", flags.weights},
           {"packed-dir", flags.packed_dir},
           {"drain-seconds", absl::StrFormat("%g", flags.drain_seconds)},
           {"transport peers", std::to_string(ucx.peers_max)},

@@ -107,6 +107,15 @@ TEST(Digest, TheImagePathDoesNotEnter) {
 }
 
 // Beyond the limit, sampled pages count and what lies between them does not.
+TEST(Digest, WidthsServeUnderTheirOwn) {
+  const std::string digest = Digest(GoldenFolder("kimi_k3_tiny"));
+  EXPECT_EQ(ServedDigest(digest, WeightWidth::kStored), digest);
+  const std::string narrow = ServedDigest(digest, WeightWidth::k8bit);
+  EXPECT_NE(narrow, digest);
+  EXPECT_EQ(narrow.size(), digest.size());
+  EXPECT_NE(ServedDigest(narrow, WeightWidth::k8bit), narrow);
+}
+
 TEST(Digest, LargeTensorsAreSampled) {
   CheckpointCopy copy("kimi_k3_tiny");
   const auto with = [&](const char* name, int64_t size, int64_t flipped) {
