@@ -1,8 +1,8 @@
 // y = x * W^T with W packed once at load.
 //
 // The law: y[t][o] is one chain acc = fma(x[t][k], w[o][k], acc) over ascending k from acc = +0,
-// with w the exact float value of the stored weight (MXFP4: the float product of the code's value
-// and its scale, exact but for the infinities beyond the float range at scales 253 and 254; kInt8:
+// with w the exact float value of the stored weight (MXFP4: the float product of the code's value,
+// minus zero being zero, and its scale, exact but for the infinities at scales 253 and 254; kInt8:
 // the product of code and scale, always exact). So the bits do not depend on tokens, panels,
 // threads or instruction set.
 //

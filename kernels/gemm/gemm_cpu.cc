@@ -37,32 +37,35 @@ alignas(16) constexpr uint8_t kInt8Pick[4][16] = {
     {128, 128, 128, 2, 128, 128, 128, 6, 128, 128, 128, 10, 128, 128, 128, 14},
     {128, 128, 128, 3, 128, 128, 128, 7, 128, 128, 128, 11, 128, 128, 128, 15}};
 
-// Row sources: Start(k) before each multiple of 32, then Row(k) for the weights of column k.
+// Row sources: Start(k) before each multiple of 32, then Row(i, j) for the weights of column k + i + j,
+// with i a multiple of 4 below 32, and j below 4 known when compiling.
 struct F32Rows {
   explicit F32Rows(const PackedMatrix& m, int64_t panel)
       : base(reinterpret_cast<const float*>(m.data) + panel * m.cols * kPanel) {}
-  HWY_INLINE void Start(int64_t) {}
-  HWY_INLINE void Row(int64_t k, V (&w)[kVecs]) const {
+  HWY_INLINE void Start(int64_t k) { block = base + k * kPanel; }
+  HWY_INLINE void Row(int64_t i, int j, V (&w)[kVecs]) const {
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) w[v] = hn::LoadU(D(), base + k * kPanel + v * kWidth);
+    for (int v = 0; v < kVecs; ++v) w[v] = hn::LoadU(D(), block + (i + j) * kPanel + v * kWidth);
   }
   const float* base;
+  const float* block = nullptr;
 };
 
 struct Bf16Rows {
   explicit Bf16Rows(const PackedMatrix& m, int64_t panel)
       : base(reinterpret_cast<const uint16_t*>(m.data) + panel * m.cols * kPanel) {}
-  HWY_INLINE void Start(int64_t) {}
-  HWY_INLINE void Row(int64_t k, V (&w)[kVecs]) const {
+  HWY_INLINE void Start(int64_t k) { block = base + k * kPanel; }
+  HWY_INLINE void Row(int64_t i, int j, V (&w)[kVecs]) const {
     const hn::RebindToUnsigned<D> du;
     const hn::Rebind<uint16_t, D> d16;
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) {
-      const auto bits = hn::PromoteTo(du, hn::LoadU(d16, base + k * kPanel + v * kWidth));
+      const auto bits = hn::PromoteTo(du, hn::LoadU(d16, block + (i + j) * kPanel + v * kWidth));
       w[v] = hn::BitCast(D(), hn::ShiftLeft<16>(bits));
     }
   }
   const uint16_t* base;
+  const uint16_t* block = nullptr;
 };
 
 struct MxRows {
@@ -74,12 +77,22 @@ struct MxRows {
   HWY_INLINE void Start(int64_t k) {
     group = base + k / kMxBlock * kGroupBytes;
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) scale[v] = MxScales(D(), group + v * kWidth);
+    for (int v = 0; v < kVecs; ++v) {
+      scale[v] = MxScales(D(), group + v * kWidth);
+      // Halving is exact down to the least scale.
+      if constexpr (kWidth == 8) scale[v] = hn::Mul(scale[v], hn::Set(D(), 0.5f));
+    }
   }
-  HWY_INLINE void Row(int64_t k, V (&w)[kVecs]) const {
+  HWY_INLINE void Row(int64_t i, int j, V (&w)[kVecs]) const {
     const hn::RebindToUnsigned<D> du;
     const hn::Rebind<uint8_t, D> d8;
-    const uint8_t* row = group + kPanel + k % kMxBlock * kRowBytes;
+    const uint8_t* row = group + kPanel + (i + j) * kRowBytes;
+    if constexpr (kWidth == 8) {
+      MxDoubledRow(D(), row, w);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) w[v] = hn::Mul(w[v], scale[v]);
+      return;
+    }
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs / 2; ++v) {
       const auto pairs = hn::PromoteTo(du, hn::LoadU(d8, row + v * kWidth));
@@ -113,11 +126,11 @@ struct Int8Rows {
       scale[v] = hn::Mul(hn::BitCast(D(), hn::ShiftLeft<16>(bits)), hn::Set(D(), 0x1p-24f));
     }
   }
-  HWY_INLINE void Row(int64_t k, V (&w)[kVecs]) const {
+  HWY_INLINE void Row(int64_t i, int j, V (&w)[kVecs]) const {
     const hn::RebindToSigned<D> di;
     const hn::Repartition<uint8_t, D> d8;
-    const uint8_t* row = group + kScaleBytes + k % kMxBlock / 4 * (4 * kPanel);
-    const auto pick = hn::LoadDup128(d8, kInt8Pick[k % 4]);
+    const uint8_t* row = group + kScaleBytes + i * kPanel;
+    const auto pick = hn::LoadDup128(d8, kInt8Pick[j]);
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) {
       const auto codes = hn::TableLookupBytesOr0(hn::LoadU(d8, row + v * 4 * kWidth), pick);
@@ -157,19 +170,27 @@ HWY_INLINE void FusedTile(const GemmParams& p, int64_t token, int64_t panel,
   for (int64_t k0 = 0; k0 < p.w.cols; k0 += kMxBlock) {
     const int64_t k1 = HWY_MIN(k0 + kMxBlock, p.w.cols);
     for (int i = 0; i < kPanels; ++i) rows[i].Start(k0);
-    for (int64_t k = k0; k < k1; ++k) {
+    const auto column = [&](int64_t k, int j) HWY_ATTR {
 #pragma GCC unroll 8
       for (int i = 0; i < kPanels; ++i) {
         V w[kVecs];
-        rows[i].Row(k, w);
+        rows[i].Row(k - k0, j, w);
 #pragma GCC unroll 8
         for (int t = 0; t < kTokens; ++t) {
-          const V xk = hn::Set(D(), x[t * p.x_stride + k]);
+          const V xk = hn::Set(D(), x[t * p.x_stride + k + j]);
 #pragma GCC unroll 8
           for (int v = 0; v < kVecs; ++v) acc[i][t][v] = hn::MulAdd(xk, w[v], acc[i][t][v]);
         }
       }
+    };
+    int64_t k = k0;
+    for (; k + 4 <= k1; k += 4) {
+      column(k, 0);
+      column(k, 1);
+      column(k, 2);
+      column(k, 3);
     }
+    for (int j = 0; k + j < k1; ++j) column(k, j);
   }
   for (int i = 0; i < kPanels; ++i) {
     for (int t = 0; t < kTokens; ++t) StorePanel(p, token + t, panel + i, acc[i][t]);
@@ -226,12 +247,24 @@ HWY_INLINE void AnyStretchTile(int64_t count, const float* x, int64_t x_stride, 
 
 template <class Rows>
 HWY_INLINE void DecodeStretch(Rows& rows, int64_t k0, int64_t k1, float* out) {
-  for (int64_t k = k0; k < k1; ++k) {
-    if (k % kMxBlock == 0) rows.Start(k);
-    V w[kVecs];
-    rows.Row(k, w);
+  for (int64_t b0 = k0; b0 < k1; b0 += kMxBlock) {
+    rows.Start(b0);
+    const auto column = [&](int64_t k, int j) HWY_ATTR {
+      V w[kVecs];
+      rows.Row(k - b0, j, w);
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) hn::Store(w[v], D(), out + (k - k0) * kPanel + v * kWidth);
+      for (int v = 0; v < kVecs; ++v)
+        hn::Store(w[v], D(), out + (k + j - k0) * kPanel + v * kWidth);
+    };
+    const int64_t b1 = HWY_MIN(b0 + kMxBlock, k1);
+    int64_t k = b0;
+    for (; k + 4 <= b1; k += 4) {
+      column(k, 0);
+      column(k, 1);
+      column(k, 2);
+      column(k, 3);
+    }
+    for (int j = 0; k + j < b1; ++j) column(k, j);
   }
 }
 

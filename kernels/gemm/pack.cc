@@ -120,7 +120,7 @@ float UnpackMxfp4(const uint8_t* panel, int64_t j, int64_t col) {
   const uint8_t pair = group[kPanel + col % kMxBlock * kMxRowBytes + j % kMxRowBytes];
   const uint8_t code = j < kMxRowBytes ? pair & 15 : pair >> 4;
   const float magnitude = kMagnitude[code & 7];
-  return (code & 8 ? -magnitude : magnitude) * MxScale(group[j]);
+  return (code > 8 ? -magnitude : magnitude) * MxScale(group[j]);
 }
 
 }  // namespace

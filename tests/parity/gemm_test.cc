@@ -54,7 +54,7 @@ Weights MakeDense(WeightFormat format, int64_t rows, int64_t cols, Random& rando
 
 double MxValue(int code, int scale) {
   static constexpr double kMagnitude[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-  return std::ldexp((code & 8 ? -1 : 1) * kMagnitude[code & 7], scale - 127);
+  return std::ldexp((code > 8 ? -1 : 1) * kMagnitude[code & 7], scale - 127);
 }
 
 Weights MakeMxfp4(int64_t rows, int64_t cols, int low_scale, int high_scale, Random& random) {
