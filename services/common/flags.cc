@@ -41,13 +41,11 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
   app->add_option("--weights", f->weights, "width of matrices: as stored, or 8bit")
-      ->envname("DELTAMESH_WEIGHTS")
       ->check(CLI::IsMember({"stored", "8bit"}))
       ->capture_default_str();
   app->add_option(
          "--packed-dir", f->packed_dir,
          "folder of packed weights that processes share; auto: the user's cache folder, off: none")
-      ->envname("DELTAMESH_PACKED_DIR")
       ->capture_default_str();
   app->add_option("--drain-seconds", f->drain_seconds,
                   "longest wait for running requests after SIGTERM")
