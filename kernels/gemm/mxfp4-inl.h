@@ -47,8 +47,8 @@ alignas(32) inline constexpr uint8_t kMxPick[2][32] = {
     {128, 128, 128, 8,  128, 128, 128, 9,  128, 128, 128, 10, 128, 128, 128, 11,
      128, 128, 128, 12, 128, 128, 128, 13, 128, 128, 128, 14, 128, 128, 128, 15}};
 
-// For registers of eight lanes, four of w: the row's low nibbles into w[0], w[1], its high ones into w[2], w[3],
-// as floats twice their value.
+// For registers of eight lanes, four of w: the row's low nibbles into w[0], w[1], its high ones
+// into w[2], w[3], as floats twice their value.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void MxDoubledRow(D d, const uint8_t* row, V* w) {
   const hn::Repartition<uint8_t, D> d8;
