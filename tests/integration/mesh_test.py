@@ -1,4 +1,5 @@
 """Real processes over UCX on loopback: answers, failures, what every port offers."""
+import json
 import os
 import random
 import subprocess
@@ -86,6 +87,21 @@ class AnswersTest(MeshTestCase):
                                    "--tokens=" + ",".join(map(str, case["tokens"])), *flags],
                                   capture_output=True, text=True, timeout=30, check=True)
             self.assertEqual(self.mesh.generate(**case).tokens, [int(t) for t in done.stdout.split(",")])
+
+    def test_bench_mesh_prints_the_rows_of_bench(self):
+        def run(*args):
+            return subprocess.run([BINARY, "bench-mesh", "--decode-steps=8", "--repetitions=2", *args],
+                                  capture_output=True, text=True, timeout=60)
+        # No hand-off: another test counts them.
+        done = run("--router", self.mesh["router"].ports()["grpc"], "--prefill=60", "--sequences=1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = json.loads(done.stdout)["results"]
+        self.assertEqual([(r["test"], r["n"], r["seqs"], len(r["runs"])) for r in rows],
+                         [("prefill", 60, 1, 2), ("decode", 8, 1, 2)])
+        self.assertTrue(all(rate > 0 for r in rows for rate in r["runs"]), rows)
+        gone = run("--router=127.0.0.1:1")
+        self.assertEqual(gone.returncode, 1)
+        self.assertIn("--router: 127.0.0.1:1 does not answer", gone.stderr)
 
     def compare(self, answer, plain):
         self.assertEqual(answer.tokens, plain["tokens"])
