@@ -46,7 +46,7 @@ void AddRoles(CLI::App& app, Command& command) {
 
   auto* prefill =
       app.add_subcommand("prefill", "a worker that computes prompts and hands state over");
-  auto prefill_flags = std::make_shared<AttentionFlags>();
+  auto prefill_flags = std::make_shared<AttentionFlags>(PrefillDefaults());
   AddAttentionFlags(prefill, prefill_flags.get());
   NameInEnvironment(prefill);
   prefill->callback([=, &command] { command = [=] { return RunPrefill(*prefill_flags); }; });

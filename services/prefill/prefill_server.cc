@@ -80,6 +80,12 @@ absl::StatusOr<int> Serve(const AttentionFlags& flags, const SignalWaiter& signa
 
 }  // namespace
 
+AttentionFlags PrefillDefaults() {
+  AttentionFlags flags;
+  flags.engine.chunk_tokens_max = flags.engine.step_tokens_max;
+  return flags;
+}
+
 int RunPrefill(AttentionFlags flags) {
   return RunWorker("prefill", flags.worker,
                    [&](const SignalWaiter& signals) { return Serve(flags, signals); });
