@@ -173,7 +173,7 @@ void UcxTransportImpl::SendHere(PeerId peer, MessageType type, std::string_view 
     return Push(std::move(command));
   }
   const bool completed = Post(std::move(command.send));
-  if (!completed || !failures_.empty() || !lost_.empty()) Sleepless();
+  if (!completed || !failures_.empty() || !lost_.empty()) WakeOwnThread();
   LetGo();
   if (driver_sleeps_) Nudge();
 }
@@ -196,7 +196,7 @@ void UcxTransportImpl::LetGo() {
   worker_mutex_.unlock();
 }
 
-void UcxTransportImpl::Sleepless() { Push({}); }
+void UcxTransportImpl::WakeOwnThread() { Push({}); }
 
 void UcxTransportImpl::Nudge() { ucx_->WakeDriver(); }
 
@@ -233,7 +233,7 @@ bool UcxTransportImpl::Drive(absl::FunctionRef<bool()> enough, Clock::time_point
   }
   driven_ = false;
   if (!closed_) ucx_->ShowEventsToSleep(true);
-  if (rearm_ || stopping_) Sleepless();
+  if (rearm_ || stopping_) WakeOwnThread();
   LetGo();
   return true;
 }

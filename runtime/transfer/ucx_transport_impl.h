@@ -2,8 +2,9 @@
 // the rest.
 //
 // Threads: members below "any thread" take what they need with atomics and `mutex_`; all others belong to
-// the thread that holds `worker_mutex_`, which no handler, completion or sleep may wait for. It is taken
-// before any lock of a handler; who tries it holding one (SendHere must not) could run that handler.
+// the holder of `worker_mutex_`: the own thread, or one within Drive or SendHere. Handlers and completions
+// run on the holder and take their locks after it, so who holds such a lock must not call those two.
+// Nobody sleeps as the holder.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -128,8 +129,8 @@ class UcxTransportImpl final : public UcxTransport {
   bool RunCommands();  // true: there were some
   bool Housekeep();    // true: something was done
   void Shutdown();
-  bool Round();      // true: something was done, do it again before sleeping
-  void Sleepless();  // has the progress thread look once more
+  bool Round();          // true: something was done, do it again before sleeping
+  void WakeOwnThread();  // to look once more
   // True: completed.
   bool Post(std::unique_ptr<SendOp> op);
   bool PostNow(const PeerPtr& peer, std::unique_ptr<SendOp> op);
