@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Trains the small model. Stopped at any moment, the same command goes on from the last checkpoint.
 
-Writes into --run: vocabulary/, latest.pt, a checkpoint at the end of each stage, log.jsonl.
+SIGTERM and Ctrl-C end it after the step, saved. Writes into --run: vocabulary/, latest.pt, a checkpoint at
+the end of each stage, log.jsonl.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import dataclasses
 import json
 import os
 import random
+import signal
 import time
 
 import torch
@@ -62,7 +64,7 @@ class Trainer:
         self.model = models.Model(dataclasses.replace(size or models.Size(), vocab=self.tokenizer.size))
         self.optimiser = Optimiser(self.model, recipe.MUON_RATE, recipe.ADAM_RATE, recipe.DECAY)
         self.step = self.tokens = 0
-        self.yielding = False
+        self.yielding = self.stopping = False
         self.latest = os.path.join(run, "latest.pt")
         if os.path.exists(self.latest):
             saved = torch.load(self.latest, weights_only=False)
@@ -139,7 +141,7 @@ class Trainer:
     def _train(self, log, until_step, quiet):
         stage, progress = recipe.stage_at(self.tokens, self.stages)
         rows = []
-        while stage is not None and (until_step is None or self.step < until_step):
+        while stage is not None and (until_step is None or self.step < until_step) and not self.stopping:
             if self.yielding and self.step % 10 == 0:
                 torch.set_num_threads(2 if os.getloadavg()[0] < os.cpu_count() - 0.5 else 1)
             start, used = time.monotonic(), time.process_time()
@@ -170,6 +172,8 @@ class Trainer:
                 self.save(self.latest)
             if stage is not before:
                 self.save(os.path.join(self.run, f"after-{before.name}.pt"))
+        if rows:
+            self.save(self.latest)
         return rows
 
 
@@ -196,6 +200,12 @@ def main():
     size = models.Size() if a.full is None else models.Size(full=tuple(a.full))
     trainer = Trainer(a.run, a.seed, size=size)
     trainer.yielding = a.threads == 0
+
+    def stop(*_):
+        trainer.stopping = True  # after this step, saved
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
     trainer.train(a.until_step)
 
 
