@@ -1,9 +1,12 @@
 #include "runtime/model/digest.h"
 
 #include <openssl/evp.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 
 #include "runtime/base/crc32c.h"
@@ -90,6 +93,22 @@ absl::StatusOr<std::string> ModelDigest(const Checkpoint& checkpoint,
   }
   checkpoint.ExpectScatteredReads(false);
   if (progress) progress(all, all);
+  return hasher.Hex();
+}
+
+absl::StatusOr<std::string> SourceDigest(const Checkpoint& checkpoint,
+                                         const std::string& model_digest) {
+  Hasher hasher;
+  hasher.Add("deltamesh source digest 1");
+  hasher.Add(model_digest);
+  for (const std::string& name : checkpoint.files()) {
+    const std::string path = absl::StrFormat("%s/%s", checkpoint.folder(), name);
+    struct stat info {};
+    if (stat(path.c_str(), &info) != 0) return NotFound("%s: %s", path, std::strerror(errno));
+    hasher.Add(name);
+    hasher.Add(absl::StrFormat("%d %d.%09d %d.%09d", info.st_size, info.st_mtim.tv_sec,
+                               info.st_mtim.tv_nsec, info.st_ctim.tv_sec, info.st_ctim.tv_nsec));
+  }
   return hasher.Hex();
 }
 

@@ -30,6 +30,12 @@ inline constexpr int64_t kSamplePageBytes = 4096;
 absl::StatusOr<std::string> ModelDigest(const Checkpoint& checkpoint,
                                         const std::function<void(int64_t, int64_t)>& progress = {});
 
+// The name under which these very files are packed: the model's digest with each file's name, size and
+// times of change. The digest alone samples; a file that was written again, or copied, counts as another
+// one. NOT_FOUND when a file is gone. `model_digest` is ModelDigest of the same checkpoint.
+absl::StatusOr<std::string> SourceDigest(const Checkpoint& checkpoint,
+                                         const std::string& model_digest);
+
 // The digest of what a process computes with: the model's own for weights as stored, another one for
 // every other width, so that workers of different widths refuse each other.
 std::string ServedDigest(const std::string& model_digest, WeightWidth weights);

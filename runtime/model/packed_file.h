@@ -30,7 +30,7 @@ inline constexpr uint32_t kPackedLayout = 1;
 
 // What the bytes of a file follow from, besides the layout.
 struct PackedKey {
-  std::string digest;  // ModelDigest of the checkpoint, 64 hex digits
+  std::string digest;  // SourceDigest of the checkpoint, 64 hex digits
   std::string width;   // WeightWidthName
   std::string FileName() const;
 };

@@ -6,6 +6,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/base/thread_pool.h"
+#include "runtime/model/digest.h"
 #include "runtime/model/packer.h"
 #include "runtime/model/tensor_plan.h"
 
@@ -258,7 +259,8 @@ absl::StatusOr<PackedReport> LoadPacked(const ModelConfig& config, const Checkpo
   Weights whole;  // the plan of the file; nothing is packed into it
   Loader all(config, checkpoint, options.weights, whole);
   PackedTask task;
-  task.key = {digest, std::string(WeightWidthName(options.weights))};
+  ASSIGN_OR_RETURN(std::string source, SourceDigest(checkpoint, digest));
+  task.key = {std::move(source), std::string(WeightWidthName(options.weights))};
   task.plan = [&]() -> absl::StatusOr<std::vector<PackedEntry>> {
     RETURN_IF_ERROR(all.Collect({}, /*only_experts=*/false));
     return all.packer().Entries();

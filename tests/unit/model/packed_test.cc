@@ -55,7 +55,7 @@ class Packed : public testing::Test {
   std::string Build() { return MustLoad()->packed.path; }
   PackedKey Key() const {
     const auto checkpoint = Checkpoint::Open(GoldenFolder(kGolden));
-    return {*ModelDigest(**checkpoint), "stored"};
+    return {*SourceDigest(**checkpoint, *ModelDigest(**checkpoint)), "stored"};
   }
 
   std::string folder_;
@@ -219,6 +219,22 @@ TEST_F(Packed, AStaleKeyIsRefused) {
   ASSERT_TRUE(weights.ok()) << weights.status();
   EXPECT_EQ((*weights)->packed.refused, 1);
   EXPECT_TRUE((*weights)->packed.built);
+}
+
+// The digest samples: bytes written again count as other weights even where no sample sees them.
+TEST_F(Packed, AFileWrittenAgainIsAnotherSource) {
+  CheckpointCopy copy(kGolden);
+  const auto before = Checkpoint::Open(copy.folder());
+  ASSERT_TRUE(before.ok()) << before.status();
+  const std::string digest = *ModelDigest(**before);
+  const std::string source = *SourceDigest(**before, digest);
+  EXPECT_EQ(*SourceDigest(**before, digest), source);
+  const fs::path file = fs::path(copy.folder()) / (*before)->files().front();
+  fs::last_write_time(file, fs::last_write_time(file) + std::chrono::milliseconds(1));
+  EXPECT_EQ(*ModelDigest(**before), digest);
+  EXPECT_NE(*SourceDigest(**before, digest), source);
+  fs::remove(file);
+  EXPECT_EQ(SourceDigest(**before, digest).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(Packed, FiveProcessesPackOnce) {
