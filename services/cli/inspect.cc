@@ -9,6 +9,8 @@
 #include "runtime/model/config.h"
 #include "runtime/model/digest.h"
 #include "runtime/model/tensor_plan.h"
+#include "runtime/text/chat.h"
+#include "runtime/text/tokenizer.h"
 
 namespace deltamesh {
 namespace {
@@ -106,18 +108,29 @@ void PrintSizes(const ModelConfig& config, const Checkpoint& checkpoint, std::os
                          Grouped(layout.block_bytes()), kBlockTokens);
 }
 
+// A model without a chat format can be completed, but the mesh answers chats: say what it lacks.
+void PrintText(const std::string& folder, const Tokenizer& tokenizer, std::ostream& out) {
+  const auto format = ChatFormat::Load(folder, tokenizer);
+  out << absl::StrFormat("chat format   %s\n",
+                         format.ok() ? "yes"
+                                     : absl::StrFormat("NONE, a router refuses the model: %s",
+                                                       MessageOf(format.status())));
+}
+
 }  // namespace
 
 absl::Status RunInspect(const std::string& folder, std::ostream& out) {
   ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::Load(folder));
   ASSIGN_OR_RETURN(const std::shared_ptr<const Checkpoint> checkpoint, Checkpoint::Open(folder));
   RETURN_IF_ERROR(CheckTensors(config, *checkpoint));
+  ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Load(folder));
   ASSIGN_OR_RETURN(const std::string digest, ModelDigest(*checkpoint));
   out << absl::StrFormat("family        %s\n", config.family);
   if (HasRandomWeights(folder))
     out << "WEIGHTS ARE RANDOM: the answers of this model mean nothing\n";
   PrintShape(config, out);
   PrintSizes(config, *checkpoint, out);
+  PrintText(folder, *tokenizer, out);
   out << absl::StrFormat("digest        %s\n", digest);
   return absl::OkStatus();
 }
