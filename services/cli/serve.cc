@@ -94,7 +94,7 @@ class Serve {
   struct Member {
     std::string name;
     std::map<std::string, std::string> ports;  // empty until the process is up
-    bool ready = false;
+    bool ready = false, lost = false;
     std::string last_line;
   };
 
@@ -105,8 +105,10 @@ class Serve {
   absl::Status StartWorkers(const std::string& router);
   absl::Status StartWorker(const std::string& role, const std::string& name,
                            const std::string& router, std::vector<std::string> more);
-  // Waits for signals a little; ABORTED after one, UNAVAILABLE when a child died.
+  // Waits for signals a little; ABORTED after one, UNAVAILABLE when a child died that the mesh cannot do
+  // without.
   absl::Status Pause(absl::Duration wait);
+  bool GoesOnWithout(const std::string& name);
   absl::Status AwaitPorts(Member& member);
   absl::Status AwaitReady();
   void ShowProgress(Member& member);
@@ -118,6 +120,7 @@ class Serve {
   RunDir& run_dir_;
   Children children_;
   std::vector<Member> members_;  // the router first
+  bool ready_ = false;           // all of them were up once
   absl::Time begin_ = absl::Now();
 };
 
@@ -139,6 +142,7 @@ absl::Status Serve::Run() {
         {"--shard=" + std::to_string(i), "--shards=" + std::to_string(options_.experts)}));
   }
   RETURN_IF_ERROR(AwaitReady());
+  ready_ = true;
   PrintEndpoints(members_.front());
   RETURN_IF_ERROR(FirstAnswer(members_.front().ports["grpc"]));
   std::cout << "Ctrl-C stops everything.\n" << std::flush;
@@ -202,7 +206,21 @@ absl::Status Serve::Pause(absl::Duration wait) {
   if (!exit) return absl::OkStatus();
   std::string text = absl::StrFormat("%s died: %s. Its last words:\n", exit->name, exit->how);
   for (const std::string& line : children_.Tail(exit->name, 15)) text += "  | " + line + "\n";
-  return Unavailable("%s", text);
+  if (!GoesOnWithout(exit->name)) return Unavailable("%s", text);
+  std::cout << "\n" << text << "the mesh goes on without it\n" << std::flush;
+  return absl::OkStatus();
+}
+
+// A prefill or decode worker may be lost while another of its role lives; the router and every expert shard
+// are needed, and before all are up nothing may be missing.
+bool Serve::GoesOnWithout(const std::string& name) {
+  const std::string role = name.substr(0, name.find('-'));
+  int left = 0;
+  for (Member& member : members_) {
+    if (member.name == name) member.lost = true;
+    left += member.name.starts_with(role) && !member.lost ? 1 : 0;
+  }
+  return ready_ && (role == "prefill" || role == "decode") && left > 0;
 }
 
 absl::Status Serve::AwaitPorts(Member& member) {

@@ -28,6 +28,11 @@ def children_of(pid):
     return out
 
 
+def command_line(pid):
+    with open(f"/proc/{pid}/cmdline") as f:
+        return f.read()
+
+
 def alive(pid):
     try:
         with open(f"/proc/{pid}/stat") as f:
@@ -114,6 +119,26 @@ class ServeTest(unittest.TestCase):
         self.assertEqual(self.child.wait(15), 1)
         self.assertRegex(self.text(), r"died: signal 9 \(Killed\). Its last words:\n  \| ")
         self.assert_nothing_left(pids)
+
+    def test_goes_on_without_a_worker_that_another_can_stand_in_for(self):
+        self.start("--experts=0", "--prefill=2", "--decode=2")
+        self.wait_for("Ctrl-C stops everything")
+        http = re.search(r"http://([\d.]+:\d+)/v1 ", self.text()).group(1)
+        body = {"prompt": "word " * 100, "max_tokens": 4, "temperature": 0}
+        before = post_json(http, "/v1/completions", body)
+        self.assertEqual(before[0], 200, before)
+        pids = {command_line(pid): pid for pid in children_of(self.child.pid)}
+        for name in ("prefill-0", "decode-1"):
+            os.kill(next(pid for line, pid in pids.items() if f"--name={name}" in line), signal.SIGKILL)
+            self.wait_for(f"{name} died: signal 9 (Killed)")
+        self.wait_for("the mesh goes on without it")
+        for _ in range(4):
+            after = post_json(http, "/v1/completions", body)
+            self.assertEqual(after[0], 200, after)
+            self.assertEqual(after[1]["choices"], before[1]["choices"])
+        self.child.send_signal(signal.SIGINT)
+        self.assertEqual(self.child.wait(15), 0)
+        self.assert_nothing_left(pids.values())
 
     def test_children_do_not_outlive_a_killed_parent(self):
         self.start("--experts=0", "--prefill=0")
