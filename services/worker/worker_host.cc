@@ -40,8 +40,10 @@ WorkerHost::WorkerHost(WorkerHostOptions options, const SignalWaiter* signals, c
       metrics_(std::make_unique<Metrics>(
           MetricLabels{{"role", options_.role}, {"worker", options_.flags.name}})),
       inbox_(static_cast<size_t>(options_.inbox_max)) {
-  step_seconds_ = &metrics_->Histogram("deltamesh_step_seconds", "Duration of one engine step.",
-                                       LatencyBuckets());
+  if (options_.role != "expert") {  // a shard computes calls, not steps
+    step_seconds_ = &metrics_->Histogram("deltamesh_step_seconds", "Duration of one engine step.",
+                                         LatencyBuckets());
+  }
   ops_ = std::make_unique<HttpOps>(
       metrics_.get(), [this] { return Ready(); }, [this] { RefreshSeries(); });
 }
@@ -66,10 +68,7 @@ absl::Status WorkerHost::OpenPorts() {
   return absl::OkStatus();
 }
 
-std::string WorkerHost::http_address() const {
-  return absl::StrFormat("%s:%d", options_.flags.http.substr(0, options_.flags.http.rfind(':')),
-                         http_->port());
-}
+std::string WorkerHost::http_address() const { return http_->address(); }
 
 // Loading cannot be interrupted half way, and nothing has been promised to anyone yet.
 void WorkerHost::WatchSignalsWhileLoading() {
@@ -193,7 +192,8 @@ void WorkerHost::Loop() {
     }
     Flush();
     busy = role_.core->Step(clock_->Now());
-    if (busy) step_seconds_->Observe(absl::ToDoubleSeconds(clock_->Now() - now));
+    if (busy && step_seconds_ != nullptr)
+      step_seconds_->Observe(absl::ToDoubleSeconds(clock_->Now() - now));
     Flush();
     idle_ = role_.core->Idle() && inbox_.size() == 0;
   }
