@@ -138,10 +138,6 @@ absl::Status Checkpoint::CheckIndex(const std::map<std::string, std::string>& we
   return absl::OkStatus();
 }
 
-void Checkpoint::ExpectScatteredReads(bool scattered) const {
-  for (const auto& file : mapped_) file->ExpectScatteredReads(scattered);
-}
-
 void Checkpoint::ReleasePages() const {
   for (const auto& file : mapped_) file->ReleasePages();
 }

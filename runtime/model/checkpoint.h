@@ -33,8 +33,6 @@ class Checkpoint {
   int64_t skipped_tensors() const { return skipped_tensors_; }  // of the image path
   int64_t skipped_bytes() const { return skipped_bytes_; }
 
-  // Passed on to every file.
-  void ExpectScatteredReads(bool scattered) const;
   // Gives the pages read so far back to the system; they are read again when touched.
   void ReleasePages() const;
   // Null when there is no such tensor.

@@ -42,7 +42,7 @@ struct LoadOptions {
   int threads = 1;            // used while packing
   // Called now and then with bytes done and bytes in all; may be null.
   std::function<void(int64_t, int64_t)> progress;
-  // The same for the model's digest, in tensors: every page it samples may be a read of its own.
+  // The same for the model's digest, when it has to be taken.
   std::function<void(int64_t, int64_t)> digest_progress;
   PackedOptions packed;
   // Called with one line about what is packed where, or refused and why; may be null.

@@ -165,8 +165,9 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& folder,
   auto impl = std::make_unique<Impl>();
   ASSIGN_OR_RETURN(impl->config, ModelConfig::Load(folder));
   ASSIGN_OR_RETURN(std::shared_ptr<const Checkpoint> checkpoint, Checkpoint::Open(folder));
-  ASSIGN_OR_RETURN(const std::string digest, ModelDigest(*checkpoint, options.digest_progress));
-  ASSIGN_OR_RETURN(impl->weights, LoadWeights(impl->config, checkpoint, options, digest));
+  ASSIGN_OR_RETURN(const std::string source, SourceDigest(*checkpoint));
+  ASSIGN_OR_RETURN(const std::string digest, RememberedModelDigest(*checkpoint, source, options));
+  ASSIGN_OR_RETURN(impl->weights, LoadWeights(impl->config, checkpoint, options, source));
   impl->digest = ServedDigest(digest, options.weights);
   impl->layout = impl->config.ToStateLayout();
   impl->only_experts = options.only_experts;

