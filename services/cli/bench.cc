@@ -291,6 +291,7 @@ absl::Status RunBench(const BenchOptions& options, std::ostream& out) {
   load.packed.folder = PackedFolder(options.packed_dir, options.model);
   load.note = LoadNotes(&std::cerr);
   load.progress = LoadProgress(&clock);
+  load.digest_progress = load.progress;
   ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(options.model, load));
   if (model->config().vocab <= 16) {
     return InvalidArgument("model: a vocabulary of %d leaves no ids to feed; use more than 16",

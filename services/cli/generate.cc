@@ -300,6 +300,7 @@ absl::Status RunGenerate(const GenerateOptions& options, std::ostream& out, std:
   load.packed.folder = PackedFolder(options.packed_dir, options.model);
   load.note = LoadNotes(&notes);
   load.progress = LoadProgress(&clock, &notes, isatty(STDERR_FILENO) != 0);
+  load.digest_progress = load.progress;
   ASSIGN_OR_RETURN(const auto model, Model::Load(options.model, load));
   if (HasRandomWeights(options.model)) {
     notes << "note: this checkpoint has random weights, so the answer is noise\n";

@@ -126,6 +126,7 @@ absl::Status RunLogits(const LogitsOptions& options) {
   load.packed.folder = PackedFolder(options.packed_dir, options.model);
   load.note = LoadNotes(&std::cerr);
   load.progress = LoadProgress(&clock);
+  load.digest_progress = load.progress;
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, Model::Load(options.model, load));
   const ModelConfig& config = model->config();
   RETURN_IF_ERROR(CheckAgainstModel(options, calls, config));

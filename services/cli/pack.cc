@@ -43,6 +43,7 @@ absl::Status RunPack(const PackOptions& options, std::ostream& out, std::ostream
                            : PackedFolder(options.packed_dir, options.model);
   load.packed.required = true;
   load.progress = LoadProgress(&clock, &notes, isatty(STDERR_FILENO) != 0);
+  load.digest_progress = load.progress;
   load.note = LoadNotes(&notes);
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, Model::Load(options.model, load));
   const PackedReport& packed = model->packed();

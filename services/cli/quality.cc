@@ -66,6 +66,7 @@ absl::StatusOr<std::unique_ptr<Reader>> Open(const QualityOptions& o, WeightWidt
   load.threads = o.threads;
   load.packed.folder = PackedFolder(o.packed_dir, o.model);
   load.progress = LoadProgress(&clock);
+  load.digest_progress = load.progress;
   load.note = LoadNotes(&std::cerr);
   ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(o.model, load));
   auto reader = std::make_unique<Reader>(std::move(model), o.threads);
