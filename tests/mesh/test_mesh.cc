@@ -6,25 +6,12 @@
 
 #include "absl/strings/str_join.h"
 #include "runtime/base/status.h"
+#include "services/decode/step_messages.h"
 #include "services/expert/expert_core.h"
 #include "services/worker/worker_links.h"
 
 namespace deltamesh::testing {
 namespace {
-
-SamplingParams ToParams(const mesh::Sampling& from) {
-  SamplingParams to;
-  to.temperature = from.temperature();
-  to.top_p = from.top_p();
-  to.top_k = static_cast<int32_t>(from.top_k());
-  to.min_p = from.min_p();
-  to.repetition_penalty = from.repetition_penalty();
-  to.presence_penalty = from.presence_penalty();
-  to.frequency_penalty = from.frequency_penalty();
-  to.seed = from.seed();
-  to.logprobs = from.logprobs();
-  return to;
-}
 
 std::vector<int32_t> ShardExperts(int64_t experts, int shard, int shards) {
   std::vector<int32_t> out;
