@@ -335,13 +335,11 @@ void AddServeFlags(CLI::App* app, ServeOptions* o) {
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   app->add_option("--weights", o->weights, "width of matrices: as stored, or 8bit")
-      ->envname("DELTAMESH_WEIGHTS")
       ->check(CLI::IsMember({"stored", "8bit"}))
       ->capture_default_str();
   app->add_option("--packed-dir", o->packed_dir,
                   "folder of the packed weights that workers share; auto: the user's cache folder, "
                   "off: none")
-      ->envname("DELTAMESH_PACKED_DIR")
       ->capture_default_str();
   app->add_option("--host", o->host, "address the router listens on")->capture_default_str();
   app->add_option("--grpc-port", o->grpc_port, "router's gRPC port; 0: any free one")

@@ -127,21 +127,16 @@ absl::StatusOr<int> Serve(ExpertFlags flags, const SignalWaiter& signals) {
 
 void AddExpertFlags(CLI::App* app, ExpertFlags* f) {
   AddWorkerFlags(app, &f->worker);
-  app->add_option("--shard", f->shard, "which shard this is, from 0")
-      ->envname("DELTAMESH_SHARD")
-      ->capture_default_str();
+  app->add_option("--shard", f->shard, "which shard this is, from 0")->capture_default_str();
   app->add_option("--shards", f->shards, "of how many; expert e lives on shard e % shards")
-      ->envname("DELTAMESH_SHARDS")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app->add_option("--expert-ids", f->experts, "experts to host: 0,5,17 (default: the shard's)")
       ->delimiter(',');
   app->add_option("--landing-bytes", f->landing_bytes, "bytes of rows and answers held at once")
-      ->envname("DELTAMESH_LANDING_BYTES")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app->add_option("--queue", f->queue, "calls accepted and not yet answered")
-      ->envname("DELTAMESH_QUEUE")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
 }

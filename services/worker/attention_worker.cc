@@ -26,12 +26,10 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
         "most prompt + answer tokens of a sequence");
   bound("--requests", &f->requests, "requests admitted at once, in any state");
   app->add_option("--expert-seconds", f->expert_seconds, "longest wait for a shard within a step")
-      ->envname("DELTAMESH_EXPERT_SECONDS")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app->add_option("--handoff-seconds", f->handoff_seconds,
                   "longest silence within a hand-off; the time a prompt computes does not count")
-      ->envname("DELTAMESH_HANDOFF_SECONDS")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app->add_flag("--local-experts", f->local_experts,
