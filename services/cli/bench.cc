@@ -282,16 +282,10 @@ absl::Status RunBench(const BenchOptions& options, std::ostream& out) {
   if (options.roofline) {
     ASSIGN_OR_RETURN(roof, MeasureRoofline({.threads = options.threads}));
   }
-  LoadOptions load;
   const SystemClock clock;
-  load.threads = options.threads;
-  if (!ParseWeightWidth(options.weights, &load.weights)) {
-    return InvalidArgument("weights: \"%s\" is no width; use stored or 8bit", options.weights);
-  }
-  load.packed.folder = PackedFolder(options.packed_dir, options.model);
-  load.note = LoadNotes(&std::cerr);
-  load.progress = LoadProgress(&clock);
-  load.digest_progress = load.progress;
+  ASSIGN_OR_RETURN(const LoadOptions load,
+                   ToolLoadOptions(options.model, options.threads, options.weights,
+                                   options.packed_dir, &clock, &std::cerr));
   ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(options.model, load));
   if (model->config().vocab <= 16) {
     return InvalidArgument("model: a vocabulary of %d leaves no ids to feed; use more than 16",

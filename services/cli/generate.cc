@@ -1,12 +1,9 @@
 #include "services/cli/generate.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <charconv>
 #include <iostream>
 #include <memory>
-#include <thread>
 
 #include "CLI/CLI.hpp"
 #include "runtime/base/checkpoint_marks.h"
@@ -288,19 +285,10 @@ absl::Status RunGenerate(const GenerateOptions& options, std::ostream& out, std:
   ASSIGN_OR_RETURN(const auto printer,
                    Printer::Create(options, *tokenizer, std::move(input.parser), out));
 
-  const int threads = options.threads > 0
-                          ? options.threads
-                          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  LoadOptions load;
-  load.threads = threads;
   const SystemClock clock;
-  if (!ParseWeightWidth(options.weights, &load.weights)) {
-    return InvalidArgument("weights: \"%s\" is no width; use stored or 8bit", options.weights);
-  }
-  load.packed.folder = PackedFolder(options.packed_dir, options.model);
-  load.note = LoadNotes(&notes);
-  load.progress = LoadProgress(&clock, &notes, isatty(STDERR_FILENO) != 0);
-  load.digest_progress = load.progress;
+  ASSIGN_OR_RETURN(const LoadOptions load,
+                   ToolLoadOptions(options.model, options.threads, options.weights,
+                                   options.packed_dir, &clock, &notes));
   ASSIGN_OR_RETURN(const auto model, Model::Load(options.model, load));
   if (HasRandomWeights(options.model)) {
     notes << "note: this checkpoint has random weights, so the answer is noise\n";
@@ -314,7 +302,7 @@ absl::Status RunGenerate(const GenerateOptions& options, std::ostream& out, std:
     bounds.context_tokens_max = std::min(options.context_tokens, config.context_tokens);
   }
   bounds.latent_blocks = (bounds.context_tokens_max + kBlockTokens - 1) / kBlockTokens;
-  ThreadPool pool(threads);
+  ThreadPool pool(load.threads);
   LocalExperts experts(&model->experts(), &pool);
   ASSIGN_OR_RETURN(const auto engine, Engine::Create(model.get(), &experts, &pool, bounds));
 

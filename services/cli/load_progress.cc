@@ -2,9 +2,11 @@
 
 #include <unistd.h>
 
-#include <iostream>
+#include <algorithm>
+#include <thread>
 
 #include "runtime/base/status.h"
+#include "runtime/model/packed_store.h"
 
 namespace deltamesh {
 namespace {
@@ -33,12 +35,20 @@ std::function<void(int64_t, int64_t)> LoadProgress(const Clock* clock, std::ostr
   };
 }
 
-std::function<void(std::string_view)> LoadNotes(std::ostream* notes) {
-  return [=](std::string_view line) { *notes << line << std::endl; };
-}
-
-std::function<void(int64_t, int64_t)> LoadProgress(const Clock* clock) {
-  return LoadProgress(clock, &std::cerr, isatty(STDERR_FILENO) != 0);
+absl::StatusOr<LoadOptions> ToolLoadOptions(const std::string& model, int threads,
+                                            std::string_view weights, std::string_view packed_dir,
+                                            const Clock* clock, std::ostream* notes) {
+  LoadOptions load;
+  if (!ParseWeightWidth(weights, &load.weights)) {
+    return InvalidArgument("weights: \"%s\" is no width; use stored or 8bit", weights);
+  }
+  load.threads =
+      threads > 0 ? threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  load.packed.folder = PackedFolder(packed_dir, model);
+  load.note = [=](std::string_view line) { *notes << line << std::endl; };
+  load.progress = LoadProgress(clock, notes, isatty(STDERR_FILENO) != 0);
+  load.digest_progress = load.progress;
+  return load;
 }
 
 }  // namespace deltamesh

@@ -4,9 +4,12 @@
 #include <cstdint>
 #include <functional>
 #include <ostream>
+#include <string>
 #include <string_view>
 
+#include "absl/status/statusor.h"
 #include "runtime/base/clock.h"
+#include "runtime/model/load_options.h"
 
 namespace deltamesh {
 
@@ -15,9 +18,12 @@ namespace deltamesh {
 // outlive it.
 std::function<void(int64_t done, int64_t all)> LoadProgress(const Clock* clock, std::ostream* notes,
                                                             bool terminal);
-// For LoadOptions::note: each line as it is. `notes` must outlive it.
-std::function<void(std::string_view)> LoadNotes(std::ostream* notes);
-// To standard error.
-std::function<void(int64_t done, int64_t all)> LoadProgress(const Clock* clock);
+
+// What a tool's flags say about loading: `threads` (0: one per processor), `weights` (stored or 8bit) and
+// `packed_dir` (off, auto or a folder). Progress and remarks go to `notes`, standard error or what stands
+// in for it. `clock` and `notes` must outlive the load. INVALID_ARGUMENT for another width.
+absl::StatusOr<LoadOptions> ToolLoadOptions(const std::string& model, int threads,
+                                            std::string_view weights, std::string_view packed_dir,
+                                            const Clock* clock, std::ostream* notes);
 
 }  // namespace deltamesh

@@ -117,16 +117,10 @@ absl::Status RunLogits(const LogitsOptions& options) {
   RETURN_IF_ERROR(CheckOptions(options));
   const auto tokens = static_cast<int64_t>(options.tokens.size());
   ASSIGN_OR_RETURN(const std::vector<int64_t> calls, ParseFeed(options.feed, tokens));
-  LoadOptions load;
   const SystemClock clock;
-  load.threads = options.threads;
-  if (!ParseWeightWidth(options.weights, &load.weights)) {
-    return InvalidArgument("weights: \"%s\" is no width; use stored or 8bit", options.weights);
-  }
-  load.packed.folder = PackedFolder(options.packed_dir, options.model);
-  load.note = LoadNotes(&std::cerr);
-  load.progress = LoadProgress(&clock);
-  load.digest_progress = load.progress;
+  ASSIGN_OR_RETURN(const LoadOptions load,
+                   ToolLoadOptions(options.model, options.threads, options.weights,
+                                   options.packed_dir, &clock, &std::cerr));
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, Model::Load(options.model, load));
   const ModelConfig& config = model->config();
   RETURN_IF_ERROR(CheckAgainstModel(options, calls, config));

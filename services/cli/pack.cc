@@ -1,10 +1,5 @@
 #include "services/cli/pack.h"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <thread>
-
 #include "CLI/CLI.hpp"
 #include "runtime/base/clock.h"
 #include "runtime/base/status.h"
@@ -30,21 +25,13 @@ absl::Status RunPack(const PackOptions& options, std::ostream& out, std::ostream
   if (options.packed_dir == "off") {
     return InvalidArgument("packed-dir: off leaves nowhere to pack to; name a folder, or auto");
   }
-  LoadOptions load;
   const SystemClock clock;
-  load.threads = options.threads > 0
-                     ? options.threads
-                     : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  if (!ParseWeightWidth(options.weights, &load.weights)) {
-    return InvalidArgument("weights: \"%s\" is no width; use stored or 8bit", options.weights);
-  }
-  load.packed.folder = options.packed_dir == "auto"
-                           ? DefaultPackedFolder(options.model)
-                           : PackedFolder(options.packed_dir, options.model);
+  ASSIGN_OR_RETURN(LoadOptions load,
+                   ToolLoadOptions(options.model, options.threads, options.weights,
+                                   options.packed_dir, &clock, &notes));
+  // Packing was asked for, so no model is too small for it and memory is no way out.
+  if (options.packed_dir == "auto") load.packed.folder = DefaultPackedFolder(options.model);
   load.packed.required = true;
-  load.progress = LoadProgress(&clock, &notes, isatty(STDERR_FILENO) != 0);
-  load.digest_progress = load.progress;
-  load.note = LoadNotes(&notes);
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, Model::Load(options.model, load));
   const PackedReport& packed = model->packed();
   out << absl::StrFormat("%s %s (%d MiB)\n", packed.built ? "packed" : "checked", packed.path,

@@ -60,14 +60,10 @@ class Reader {
 
 absl::StatusOr<std::unique_ptr<Reader>> Open(const QualityOptions& o, WeightWidth width,
                                              int64_t tokens) {
-  LoadOptions load;
   const SystemClock clock;
-  load.weights = width;
-  load.threads = o.threads;
-  load.packed.folder = PackedFolder(o.packed_dir, o.model);
-  load.progress = LoadProgress(&clock);
-  load.digest_progress = load.progress;
-  load.note = LoadNotes(&std::cerr);
+  ASSIGN_OR_RETURN(const LoadOptions load,
+                   ToolLoadOptions(o.model, o.threads, WeightWidthName(width), o.packed_dir, &clock,
+                                   &std::cerr));
   ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(o.model, load));
   auto reader = std::make_unique<Reader>(std::move(model), o.threads);
   RETURN_IF_ERROR(reader->Start(tokens));
