@@ -61,6 +61,7 @@ class Recorder : public MessageHandler {
       ++started_;
     }
     changed_.notify_all();
+    if (arrival.payload_bytes != 0 && on_payload_) on_payload_(arrival.peer);
     if (arrival.payload_bytes == 0) {
       Add(message);
       return PayloadTarget{};
@@ -106,6 +107,10 @@ class Recorder : public MessageHandler {
   std::vector<std::pair<PeerId, absl::Status>> lost_;
   std::vector<absl::Status> sent_;
   int started_ = 0;
+  // Set before traffic: runs on the transport's thread when a payload is announced, before any of it
+  // can arrive. What must happen in the middle of a payload happens here: a waiting test thread may
+  // be woken only after all of it has passed.
+  std::function<void(PeerId)> on_payload_;
 
  protected:
   virtual void Add(const std::shared_ptr<Recorded>& message) {

@@ -170,10 +170,9 @@ TEST(UcxTransportTest, DisconnectCancelsWhatIsInFlight) {
   End a, b;
   const PeerId peer = *a.transport->Connect(b.transport->address());
   const std::vector<std::byte> payload = Pattern(128 << 20, 6);
+  b.recorder.on_payload_ = [&](PeerId) { a.transport->Disconnect(peer); };
   a.transport->Send(peer, MessageType::kProbe, "big", payload, a.recorder.Count());
-  ASSERT_TRUE(b.recorder.Wait(10, [](const Recorder& r) { return r.started_ == 1; }));
-  a.transport->Disconnect(peer);
-  ASSERT_TRUE(a.recorder.Wait(2, [](const Recorder& r) { return r.sent_.size() == 1; }));
+  ASSERT_TRUE(a.recorder.Wait(10, [](const Recorder& r) { return r.sent_.size() == 1; }));
   EXPECT_EQ(a.recorder.sent_[0].code(), absl::StatusCode::kCancelled);
   ASSERT_TRUE(b.recorder.Wait(
       2, [](const Recorder& r) { return r.messages_.size() == 1 && r.lost_.size() == 1; }));
@@ -187,11 +186,9 @@ TEST(UcxTransportTest, TheReceiverMayDisconnectToo) {
   const std::vector<std::byte> payload = Pattern(128 << 20, 6);
   a.transport->Send(peer, MessageType::kProbe, "hello", {}, a.recorder.Count());
   ASSERT_TRUE(b.recorder.Wait(10, [](const Recorder& r) { return r.messages_.size() == 1; }));
-  const PeerId back = b.recorder.messages_[0].peer;
+  b.recorder.on_payload_ = [&](PeerId back) { b.transport->Disconnect(back); };
   a.transport->Send(peer, MessageType::kProbe, "big", payload, a.recorder.Count());
-  ASSERT_TRUE(b.recorder.Wait(10, [](const Recorder& r) { return r.started_ == 2; }));
-  b.transport->Disconnect(back);
-  ASSERT_TRUE(b.recorder.Wait(2, [](const Recorder& r) { return r.messages_.size() == 2; }));
+  ASSERT_TRUE(b.recorder.Wait(10, [](const Recorder& r) { return r.messages_.size() == 2; }));
   EXPECT_EQ(b.recorder.messages_[1].status.code(), absl::StatusCode::kCancelled);
   ASSERT_TRUE(a.recorder.Wait(
       2, [](const Recorder& r) { return r.sent_.size() == 2 && r.lost_.size() == 1; }));
