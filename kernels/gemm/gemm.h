@@ -8,11 +8,12 @@
 //
 // Packed layout, panel p holding outputs [32 p, 32 p + 32), missing outputs zero:
 //   kF32, kBf16   [panel][k][32] of the element
-//   kMxfp4        [panel][k / 32][ 32 scale bytes | 32 rows (one per k) of 16 bytes ],
-//                 byte j of a row: low nibble output j, high nibble output j + 16
+//   kMxfp4        [panel][k / 32][ 32 scale bytes | 8 rows (one per 4 k) of 64 bytes ],
+//                 byte 4 j + i of row r: low nibble output j, high nibble output j + 16, both of
+//                 column 4 r + i
 //   kInt8         [panel][k / 32][ 32 bf16 scales | 8 rows (one per 4 k) of 32 x 4 signed bytes ],
-//                 byte 4 j + i of row r: output j, column 4 r + i. Four columns of an output side by
-//                 side are what integer products of groups of four take too.
+//                 byte 4 j + i of row r: output j, column 4 r + i
+// Four columns of an output side by side are what integer products of groups of four take too.
 #pragma once
 
 #include <cstddef>

@@ -7,8 +7,14 @@
 namespace deltamesh::kernels {
 namespace {
 
-constexpr int64_t kMxRowBytes = kPanel / 2;
-constexpr int64_t kMxGroupBytes = kPanel + kMxBlock * kMxRowBytes;
+constexpr int64_t kMxHalf = kPanel / 2;  // outputs in low nibbles
+constexpr int64_t kMxGroupBytes = kPanel + kMxBlock * kMxHalf;
+
+// Where the codes of output j and column i lie in the groups of formats with four columns side by
+// side and `outputs` of them in a row.
+int64_t QuadOffset(int64_t outputs, int64_t j, int64_t i) {
+  return i / 4 * 4 * outputs + 4 * j + i % 4;
+}
 
 // Columns packed at a time: a stretch of a panel, so that the scattered stores stay in the first-level
 // cache.
@@ -43,12 +49,13 @@ void PackMxGroup(const PackMxfp4Params& p, int64_t panel, int64_t group, uint8_t
     out[j] = row < p.rows ? p.scales[row * (p.cols / kMxBlock) + group] : 0;
   }
   uint8_t* codes = out + kPanel;
-  for (int64_t j = 0; j < kMxRowBytes; ++j) {
+  for (int64_t j = 0; j < kMxHalf; ++j) {
     const uint8_t* low = CodesAt(p, panel * kPanel + j, group);
-    const uint8_t* high = CodesAt(p, panel * kPanel + j + kMxRowBytes, group);
+    const uint8_t* high = CodesAt(p, panel * kPanel + j + kMxHalf, group);
     for (int64_t i = 0; i < kMxBlock / 2; ++i) {  // columns 2 i and 2 i + 1
-      codes[2 * i * kMxRowBytes + j] = static_cast<uint8_t>((low[i] & 15) | high[i] << 4);
-      codes[(2 * i + 1) * kMxRowBytes + j] = static_cast<uint8_t>(low[i] >> 4 | (high[i] & 0xF0));
+      uint8_t* pair = codes + QuadOffset(kMxHalf, j, 2 * i);
+      pair[0] = static_cast<uint8_t>((low[i] & 15) | high[i] << 4);
+      pair[1] = static_cast<uint8_t>(low[i] >> 4 | (high[i] & 0xF0));
     }
   }
 }
@@ -78,11 +85,11 @@ void PackInt8Block(const T* in, int64_t j, uint8_t* group) {
   const uint16_t scale = Int8Scale(amax);
   std::memcpy(group + j * static_cast<int64_t>(sizeof(scale)), &scale, sizeof(scale));
   const float step = scale == 0 ? 1.0f : Bf16ToFloat(scale);
-  uint8_t* codes = group + kInt8ScaleBytes + 4 * j;
+  uint8_t* codes = group + kInt8ScaleBytes;
   for (int64_t i = 0; i < kMxBlock; ++i) {
     const float code = scale == 0 ? 0.0f : std::nearbyint(values[i] / step);
     const float cut = code > 127.0f ? 127.0f : code < -127.0f ? -127.0f : code;
-    codes[i / 4 * 4 * kPanel + i % 4] = static_cast<uint8_t>(static_cast<int8_t>(cut));
+    codes[QuadOffset(kPanel, j, i)] = static_cast<uint8_t>(static_cast<int8_t>(cut));
   }
 }
 
@@ -108,17 +115,16 @@ float UnpackInt8(const uint8_t* panel, int64_t j, int64_t col) {
   const uint8_t* group = panel + col / kMxBlock * kInt8GroupBytes;
   uint16_t scale;
   std::memcpy(&scale, group + j * static_cast<int64_t>(sizeof(scale)), sizeof(scale));
-  const int64_t i = col % kMxBlock;
   const auto code =
-      static_cast<int8_t>(group[kInt8ScaleBytes + i / 4 * 4 * kPanel + 4 * j + i % 4]);
+      static_cast<int8_t>(group[kInt8ScaleBytes + QuadOffset(kPanel, j, col % kMxBlock)]);
   return static_cast<float>(code) * Bf16ToFloat(scale);
 }
 
 float UnpackMxfp4(const uint8_t* panel, int64_t j, int64_t col) {
   static constexpr float kMagnitude[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
   const uint8_t* group = panel + col / kMxBlock * kMxGroupBytes;
-  const uint8_t pair = group[kPanel + col % kMxBlock * kMxRowBytes + j % kMxRowBytes];
-  const uint8_t code = j < kMxRowBytes ? pair & 15 : pair >> 4;
+  const uint8_t pair = group[kPanel + QuadOffset(kMxHalf, j % kMxHalf, col % kMxBlock)];
+  const uint8_t code = j < kMxHalf ? pair & 15 : pair >> 4;
   const float magnitude = kMagnitude[code & 7];
   return (code > 8 ? -magnitude : magnitude) * MxScale(group[j]);
 }

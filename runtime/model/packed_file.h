@@ -26,7 +26,7 @@ namespace deltamesh {
 
 inline constexpr int64_t kPackedPage = 4096;
 // Raised with every change of what packed bytes mean, so that files of other builds are refused.
-inline constexpr uint32_t kPackedLayout = 1;
+inline constexpr uint32_t kPackedLayout = 2;
 
 // What the bytes of a file follow from, besides the layout.
 struct PackedKey {

@@ -40,7 +40,13 @@ void MathSimdOf(MathFunction f, const float* x, float* y, int64_t count) {
 void MxValuesOf(float* values) {
   const hn::CappedTag<float, 4> d;
   const hn::RebindToUnsigned<decltype(d)> du;
-  for (uint32_t i = 0; i < 16; i += 4) hn::StoreU(MxDecode(d, hn::Iota(du, i)), d, values + i);
+  // Low nibbles 0..3, 4..7 in columns 0 and 3, high ones 8..11, 12..15 in columns 1 and 2.
+  const auto lanes =
+      hn::Add(hn::Set(du, 0x04C08000u), hn::Mul(hn::Iota(du, 0), hn::Set(du, 0x01101001u)));
+  hn::StoreU(MxDecode<0, 0>(d, lanes), d, values);
+  hn::StoreU(MxDecode<3, 0>(d, lanes), d, values + 4);
+  hn::StoreU(MxDecode<1, 1>(d, lanes), d, values + 8);
+  hn::StoreU(MxDecode<2, 1>(d, lanes), d, values + 12);
 }
 
 }  // namespace HWY_NAMESPACE
