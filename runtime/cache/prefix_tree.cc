@@ -1,0 +1,374 @@
+#include "runtime/cache/prefix_tree.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+namespace {
+
+bool IsTailOrEnd(SnapshotKind kind) {
+  return kind == SnapshotKind::kPromptTail || kind == SnapshotKind::kAnswerEnd;
+}
+
+}  // namespace
+
+const char* SnapshotKindName(SnapshotKind kind) {
+  switch (kind) {
+    case SnapshotKind::kGrid:
+      return "grid";
+    case SnapshotKind::kPromptTail:
+      return "prompt_tail";
+    case SnapshotKind::kAnswerEnd:
+      return "answer_end";
+    case SnapshotKind::kJunction:
+      return "junction";
+    case SnapshotKind::kBreakpoint:
+      return "breakpoint";
+  }
+  return "unknown";
+}
+
+PrefixTree::PrefixTree(const PrefixTreeOptions& options) : options_(options) {
+  CHECK(options.bytes_max >= 0 && options.block_bytes >= 0 && options.snapshot_bytes >= 0,
+        "bytes_max %d, block %d, snapshot %d", options.bytes_max, options.block_bytes,
+        options.snapshot_bytes);
+  CHECK(options.tails_kept >= 1 && options.ends_kept >= 1 && options.passed > 0, "kept %d and %d",
+        options.tails_kept, options.ends_kept);
+  CHECK(options.reuse_decay > absl::ZeroDuration());
+}
+
+// ---- what is there -------------------------------------------------------------------------------
+
+PrefixTree::Index PrefixTree::NodeOf(const PrefixKey& key) const {
+  const auto found = by_key_.find(key);
+  return found == by_key_.end() ? kNone : found->second;
+}
+
+PrefixMatch PrefixTree::Find(std::span<const PrefixKey> path) const {
+  PrefixMatch match;
+  for (const PrefixKey& key : path) {
+    const Index node = NodeOf(key);
+    if (node == kNone) break;
+    ++match.latents;
+    if (nodes_[static_cast<size_t>(node)].snapshot != kNone) match.snapshot = match.latents;
+  }
+  return match;
+}
+
+std::vector<uint64_t> PrefixTree::BlockIds(std::span<const PrefixKey> path, int64_t count) const {
+  std::vector<uint64_t> ids;
+  for (const PrefixKey& key : path.first(static_cast<size_t>(count))) {
+    const Index node = NodeOf(key);
+    CHECK(node != kNone, "block %d of %d is not here", ids.size(), count);
+    ids.push_back(nodes_[static_cast<size_t>(node)].id);
+  }
+  return ids;
+}
+
+bool PrefixTree::HasSnapshot(const PrefixKey& key) const {
+  const Index node = NodeOf(key);
+  return node != kNone && nodes_[static_cast<size_t>(node)].snapshot != kNone;
+}
+
+uint64_t PrefixTree::SnapshotId(const PrefixKey& key) const {
+  CHECK(HasSnapshot(key), "no snapshot at %s", key.Hex());
+  const Index snapshot = nodes_[static_cast<size_t>(NodeOf(key))].snapshot;
+  return snapshots_[static_cast<size_t>(snapshot)].id;
+}
+
+bool PrefixTree::HasChildren(const PrefixKey& key) const {
+  const Index node = NodeOf(key);
+  return node != kNone && nodes_[static_cast<size_t>(node)].children > 0;
+}
+
+int64_t PrefixTree::bytes() const {
+  return stats_.blocks * options_.block_bytes + stats_.snapshots * options_.snapshot_bytes;
+}
+
+void PrefixTree::ForEach(const std::function<void(const PrefixKey&, int64_t, bool)>& f) const {
+  for (const Node& node : nodes_) {
+    if (node.blocks > 0) f(node.key, node.blocks, node.snapshot != kNone);
+  }
+}
+
+// ---- nodes and snapshots -------------------------------------------------------------------------
+
+PrefixTree::Index PrefixTree::AddNode(const PrefixKey& key, Index parent, uint64_t id) {
+  Index index;
+  if (free_nodes_.empty()) {
+    index = static_cast<Index>(nodes_.size());
+    nodes_.emplace_back();
+  } else {
+    index = free_nodes_.back();
+    free_nodes_.pop_back();
+  }
+  Node& node = nodes_[static_cast<size_t>(index)];
+  node = {.key = key, .parent = parent, .blocks = 1, .id = id};
+  if (parent != kNone) {
+    Node& above = nodes_[static_cast<size_t>(parent)];
+    ++above.children;
+    node.blocks = above.blocks + 1;
+  }
+  by_key_.emplace(key, index);
+  ++stats_.blocks;
+  changes_.push_back({PrefixChange::kBlockAdded, key, node.blocks, id});
+  if (parent != kNone) {
+    const Index above = nodes_[static_cast<size_t>(parent)].snapshot;
+    if (above != kNone) Reorder(above);
+  }
+  return index;
+}
+
+void PrefixTree::DropNode(Index index) {
+  Node& node = nodes_[static_cast<size_t>(index)];
+  CHECK(node.children == 0 && node.snapshot == kNone, "node %d is in use", index);
+  changes_.push_back({PrefixChange::kBlockDropped, node.key, node.blocks, node.id});
+  if (node.parent != kNone) --nodes_[static_cast<size_t>(node.parent)].children;
+  by_key_.erase(node.key);
+  node.blocks = 0;
+  free_nodes_.push_back(index);
+  --stats_.blocks;
+}
+
+void PrefixTree::AddSnapshot(Index node, uint64_t id, const SnapshotSpec& spec, absl::Time now) {
+  Index index;
+  if (free_snapshots_.empty()) {
+    index = static_cast<Index>(snapshots_.size());
+    snapshots_.emplace_back();
+  } else {
+    index = free_snapshots_.back();
+    free_snapshots_.pop_back();
+  }
+  snapshots_[static_cast<size_t>(index)] = {.node = node,
+                                            .kind = spec.kind,
+                                            .reuse = spec.reuse,
+                                            .used = now,
+                                            .session = spec.session,
+                                            .id = id};
+  Node& at = nodes_[static_cast<size_t>(node)];
+  at.snapshot = index;
+  ++stats_.snapshots;
+  changes_.push_back({PrefixChange::kSnapshotAdded, at.key, at.blocks, id});
+  Snapshot& s = snapshots_[static_cast<size_t>(index)];
+  s.order = Order(s);
+  order_.emplace(s.order, index);
+  if (spec.session != 0 && IsTailOrEnd(spec.kind)) sessions_[spec.session].push_back(index);
+}
+
+// Also drops the latents that nothing else needs, leaf first.
+void PrefixTree::DropSnapshot(Index index) {
+  Snapshot& s = snapshots_[static_cast<size_t>(index)];
+  Index at = s.node;
+  Node& node = nodes_[static_cast<size_t>(at)];
+  changes_.push_back({PrefixChange::kSnapshotDropped, node.key, node.blocks, s.id});
+  node.snapshot = kNone;
+  order_.erase({s.order, index});
+  if (const auto session = sessions_.find(s.session); session != sessions_.end()) {
+    std::erase(session->second, index);
+    if (session->second.empty()) sessions_.erase(session);
+  }
+  s.node = kNone;
+  free_snapshots_.push_back(index);
+  --stats_.snapshots;
+  while (at != kNone) {
+    const Node& leaf = nodes_[static_cast<size_t>(at)];
+    if (leaf.children > 0 || leaf.snapshot != kNone) break;
+    const Index above = leaf.parent;
+    DropNode(at);
+    at = above;
+  }
+  if (at == kNone) return;
+  const Index above = nodes_[static_cast<size_t>(at)].snapshot;
+  if (above != kNone) Reorder(above);
+}
+
+// The same prefix was computed again: it is at least as valuable as both say.
+void PrefixTree::Renew(Index index, const SnapshotSpec& spec, absl::Time now) {
+  Snapshot& s = snapshots_[static_cast<size_t>(index)];
+  s.used = now;
+  s.kind = std::max(s.kind, spec.kind);
+  s.reuse = std::max(s.reuse, spec.reuse);
+  Reorder(index);
+}
+
+void PrefixTree::Touch(const PrefixKey& key, absl::Time now) {
+  const Index node = NodeOf(key);
+  CHECK(node != kNone && nodes_[static_cast<size_t>(node)].snapshot != kNone, "no snapshot at %s",
+        key.Hex());
+  const Index snapshot = nodes_[static_cast<size_t>(node)].snapshot;
+  snapshots_[static_cast<size_t>(snapshot)].used = now;
+  Reorder(snapshot);
+}
+
+bool PrefixTree::Insert(std::span<const PrefixKey> path, std::span<const uint64_t> block_ids,
+                        uint64_t snapshot_id, const SnapshotSpec& spec, absl::Time now) {
+  CHECK(spec.blocks >= 1 && static_cast<size_t>(spec.blocks) <= path.size() &&
+            static_cast<size_t>(spec.blocks) <= block_ids.size(),
+        "a snapshot at block %d of a path of %d with %d payloads", spec.blocks, path.size(),
+        block_ids.size());
+  CHECK(spec.reuse > 0);
+  if (spec.blocks * options_.block_bytes + options_.snapshot_bytes > options_.bytes_max) {
+    return false;
+  }
+  Index at = kNone;
+  for (int64_t i = 0; i < spec.blocks; ++i) {
+    const PrefixKey& key = path[static_cast<size_t>(i)];
+    const Index known = NodeOf(key);
+    at = known != kNone ? known : AddNode(key, at, block_ids[static_cast<size_t>(i)]);
+  }
+  if (const Index known = nodes_[static_cast<size_t>(at)].snapshot; known != kNone) {
+    Renew(known, spec, now);
+  } else {
+    AddSnapshot(at, snapshot_id, spec, now);
+  }
+  Supersede(nodes_[static_cast<size_t>(at)].snapshot);
+  while (bytes() > options_.bytes_max) CHECK(EvictOneBut(at), "nothing left to evict");
+  return true;
+}
+
+// ---- what goes -----------------------------------------------------------------------------------
+
+// The nearest snapshot strictly above a node.
+PrefixTree::Index PrefixTree::SnapshotAbove(Index node) const {
+  for (Index at = nodes_[static_cast<size_t>(node)].parent; at != kNone;
+       at = nodes_[static_cast<size_t>(at)].parent) {
+    const Index snapshot = nodes_[static_cast<size_t>(at)].snapshot;
+    if (snapshot != kNone) return snapshot;
+  }
+  return kNone;
+}
+
+// Tails and ends of the session that newer ones replace. Where prompts part one stays: it is a junction.
+void PrefixTree::Supersede(Index newest) {
+  const Snapshot& s = snapshots_[static_cast<size_t>(newest)];
+  std::vector<Index> tails, ends;  // newest first
+  const auto collect = [&](Index index) {
+    const SnapshotKind kind = snapshots_[static_cast<size_t>(index)].kind;
+    if (kind == SnapshotKind::kPromptTail) tails.push_back(index);
+    if (kind == SnapshotKind::kAnswerEnd) ends.push_back(index);
+  };
+  if (s.session != 0) {
+    const auto found = sessions_.find(s.session);
+    if (found == sessions_.end()) return;
+    for (auto i = found->second.rbegin(); i != found->second.rend(); ++i) collect(*i);
+  } else {
+    for (Index i = newest; i != kNone; i = SnapshotAbove(snapshots_[static_cast<size_t>(i)].node)) {
+      if (snapshots_[static_cast<size_t>(i)].session == 0) collect(i);
+    }
+  }
+  DropBeyond(tails, options_.tails_kept);
+  DropBeyond(ends, options_.ends_kept);
+}
+
+void PrefixTree::DropBeyond(const std::vector<Index>& newest_first, int64_t kept) {
+  for (size_t i = static_cast<size_t>(kept); i < newest_first.size(); ++i) {
+    Snapshot& old = snapshots_[static_cast<size_t>(newest_first[i])];
+    if (nodes_[static_cast<size_t>(old.node)].children > 1) {
+      old.kind = SnapshotKind::kJunction;
+      Reorder(newest_first[i]);
+      continue;
+    }
+    ++stats_.superseded;
+    DropSnapshot(newest_first[i]);
+  }
+}
+
+double PrefixTree::Order(const Snapshot& s) const {
+  const Node& node = nodes_[static_cast<size_t>(s.node)];
+  const Index above = SnapshotAbove(s.node);
+  const int64_t start =
+      above == kNone
+          ? 0
+          : nodes_[static_cast<size_t>(snapshots_[static_cast<size_t>(above)].node)].blocks;
+  int64_t freed_blocks = 0;  // latents that would go with it
+  if (node.children == 0) {
+    Index at = s.node;
+    do {
+      ++freed_blocks;
+      at = nodes_[static_cast<size_t>(at)].parent;
+    } while (at != kNone && nodes_[static_cast<size_t>(at)].children == 1 &&
+             nodes_[static_cast<size_t>(at)].snapshot == kNone);
+  }
+  const bool parted = node.children > 1 && IsTailOrEnd(s.kind);
+  const SnapshotKind kind = parted ? SnapshotKind::kJunction : s.kind;
+  double reuse = options_.reuse[static_cast<size_t>(kind)] * s.reuse;
+  if (node.children == 1 && IsTailOrEnd(kind)) reuse *= options_.passed;
+  const double freed = static_cast<double>(options_.snapshot_bytes) +
+                       static_cast<double>(freed_blocks * options_.block_bytes);
+  return std::log(static_cast<double>(node.blocks - start) * reuse / std::max(freed, 1.0)) +
+         absl::ToDoubleSeconds(s.used - absl::UnixEpoch()) /
+             absl::ToDoubleSeconds(options_.reuse_decay);
+}
+
+void PrefixTree::Reorder(Index index) {
+  Snapshot& s = snapshots_[static_cast<size_t>(index)];
+  order_.erase({s.order, index});
+  s.order = Order(s);
+  order_.emplace(s.order, index);
+}
+
+bool PrefixTree::EvictOne() { return EvictOneBut(kNone); }
+
+// What a snapshot is worth changes with its neighbours, so it is looked at again before it goes.
+bool PrefixTree::EvictOneBut(Index protect) {
+  for (auto i = order_.begin(); i != order_.end();) {
+    const Index index = i->second;
+    const Snapshot& s = snapshots_[static_cast<size_t>(index)];
+    if (s.node == protect) {
+      ++i;
+      continue;
+    }
+    const double order = Order(s);
+    if (order > s.order) {
+      Reorder(index);
+      i = order_.begin();
+      continue;
+    }
+    ++stats_.evicted;
+    DropSnapshot(index);
+    return true;
+  }
+  return false;
+}
+
+void PrefixTree::Clear() {
+  while (EvictOne()) {
+  }
+}
+
+// ---- checks --------------------------------------------------------------------------------------
+
+std::string PrefixTree::Check() const {
+  int64_t blocks = 0, snapshots = 0;
+  std::vector<int32_t> children(nodes_.size());
+  for (const Node& node : nodes_) {
+    if (node.blocks > 0 && node.parent != kNone) ++children[static_cast<size_t>(node.parent)];
+  }
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    const Node& node = nodes_[i];
+    if (node.blocks == 0) continue;
+    ++blocks;
+    snapshots += node.snapshot != kNone;
+    const int32_t above =
+        node.parent == kNone ? 0 : nodes_[static_cast<size_t>(node.parent)].blocks;
+    if (NodeOf(node.key) != static_cast<Index>(i)) return "a node is not found by its key";
+    if (node.blocks != above + 1 || (node.parent != kNone && above == 0)) {
+      return "a node's parent is gone";
+    }
+    if (node.children != children[i]) return "children are miscounted";
+    if (node.children == 0 && node.snapshot == kNone) return "a leaf has no snapshot";
+    if (node.snapshot != kNone &&
+        snapshots_[static_cast<size_t>(node.snapshot)].node != static_cast<Index>(i)) {
+      return "a snapshot stands elsewhere";
+    }
+  }
+  if (blocks != stats_.blocks || snapshots != stats_.snapshots) return "sizes are miscounted";
+  if (order_.size() != static_cast<size_t>(snapshots)) return "the order misses snapshots";
+  if (by_key_.size() != static_cast<size_t>(blocks)) return "keys without nodes";
+  if (bytes() > options_.bytes_max) return "over the budget";
+  return "";
+}
+
+}  // namespace deltamesh

@@ -1,0 +1,244 @@
+#include "runtime/cache/prefix_tree.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "runtime/base/random.h"
+
+namespace deltamesh {
+namespace {
+
+using Path = std::vector<PrefixKey>;
+
+// Keys without hashing: the words a path is made of, folded.
+Path MakePath(const std::vector<int>& words) {
+  Path path;
+  uint64_t h = 1;
+  for (const int word : words) {
+    h = SeededEntropy(h ^ static_cast<uint64_t>(word) << 40).Next();
+    PrefixKey key;
+    std::memcpy(key.bytes.data(), &h, 8);
+    path.push_back(key);
+  }
+  return path;
+}
+
+std::vector<int> Words(int first, int count) {
+  std::vector<int> words;
+  for (int i = 0; i < count; ++i) words.push_back(first * 1000 + i);
+  return words;
+}
+
+Path Along(std::vector<int> words, const std::vector<int>& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return MakePath(words);
+}
+
+absl::Time At(int64_t second) { return absl::FromUnixSeconds(1000000 + second); }
+
+PrefixTreeOptions Sizes(int64_t bytes_max) {
+  PrefixTreeOptions options;
+  options.bytes_max = bytes_max;
+  options.block_bytes = 1;
+  options.snapshot_bytes = 10;
+  return options;
+}
+
+// Inserts with payloads numbered on.
+class Filler {
+ public:
+  explicit Filler(PrefixTree* tree) : tree_(tree) {}
+  bool Put(const Path& path, int64_t blocks, SnapshotKind kind, int64_t second,
+           uint64_t session = 0) {
+    std::vector<uint64_t> ids(static_cast<size_t>(blocks));
+    for (uint64_t& id : ids) id = ++next_;
+    return tree_->Insert(path, ids, ++next_, {.blocks = blocks, .kind = kind, .session = session},
+                         At(second));
+  }
+  uint64_t next() const { return next_; }
+
+ private:
+  PrefixTree* tree_;
+  uint64_t next_ = 0;
+};
+
+constexpr SnapshotKind kTail = SnapshotKind::kPromptTail;
+constexpr SnapshotKind kEnd = SnapshotKind::kAnswerEnd;
+
+TEST(PrefixTree, LatentsAndSnapshotsAreTwoFacts) {
+  PrefixTree tree(Sizes(1000));
+  Filler filler(&tree);
+  const Path path = MakePath(Words(1, 10));
+  EXPECT_EQ(tree.Find(path), PrefixMatch{});
+  ASSERT_TRUE(filler.Put(path, 8, kTail, 0));
+  EXPECT_EQ(tree.Find(path), (PrefixMatch{.latents = 8, .snapshot = 8}));
+  const Path other = Along(Words(1, 5), Words(2, 5));
+  EXPECT_EQ(tree.Find(other), (PrefixMatch{.latents = 5, .snapshot = 0}));
+  EXPECT_TRUE(tree.HasChildren(other[4]));
+  ASSERT_TRUE(filler.Put(other, 5, SnapshotKind::kJunction, 1));
+  EXPECT_EQ(tree.Find(other), (PrefixMatch{.latents = 5, .snapshot = 5}));
+  EXPECT_EQ(tree.bytes(), 8 + 2 * 10);
+  EXPECT_EQ(tree.Find(std::span(path).first(7)), (PrefixMatch{.latents = 7, .snapshot = 5}));
+  EXPECT_EQ(tree.Check(), "");
+}
+
+TEST(PrefixTree, WhatIsThereIsKeptAndItsNewPayloadsAreNotTaken) {
+  PrefixTree tree(Sizes(1000));
+  Filler filler(&tree);
+  const Path path = MakePath(Words(1, 4));
+  filler.Put(path, 4, kTail, 0);
+  EXPECT_EQ(tree.TakeChanges().size(), 5u);
+  const std::vector<uint64_t> ids = tree.BlockIds(path, 4);
+  filler.Put(path, 4, kTail, 1);
+  EXPECT_TRUE(tree.TakeChanges().empty());
+  EXPECT_EQ(tree.BlockIds(path, 4), ids);
+  const Path longer = MakePath(Words(1, 6));
+  filler.Put(longer, 6, kTail, 2);
+  const std::vector<PrefixChange> changes = tree.TakeChanges();
+  ASSERT_EQ(changes.size(), 3u);  // two blocks, one snapshot
+  EXPECT_EQ(changes[0].what, PrefixChange::kBlockAdded);
+  EXPECT_EQ(changes[0].blocks, 5);
+  EXPECT_EQ(changes[2].what, PrefixChange::kSnapshotAdded);
+  EXPECT_EQ(tree.SnapshotId(longer[5]), filler.next());
+}
+
+TEST(PrefixTree, OnlyTheNewestTailsAndEndOfASessionStay) {
+  for (const uint64_t session : {uint64_t{0}, uint64_t{77}}) {
+    PrefixTree tree(Sizes(100000));
+    Filler filler(&tree);
+    const Path path = MakePath(Words(1, 100));
+    for (int turn = 1; turn <= 9; ++turn) {
+      filler.Put(path, turn * 10, kTail, turn, session);
+      filler.Put(path, turn * 10 + 5, kEnd, turn, session);
+      ASSERT_EQ(tree.Check(), "");
+    }
+    EXPECT_EQ(tree.stats().snapshots, 3) << session;
+    for (const int stays : {80, 90, 95}) EXPECT_TRUE(tree.HasSnapshot(path[stays - 1])) << stays;
+    EXPECT_EQ(tree.Find(path).latents, 95);
+    EXPECT_EQ(tree.stats().superseded, 15u);
+  }
+}
+
+TEST(PrefixTree, ASessionThatGoesBackReplacesItsOwnTailsOnTheOtherBranch) {
+  PrefixTree tree(Sizes(100000));
+  Filler filler(&tree);
+  filler.Put(MakePath(Words(1, 20)), 20, kTail, 1, 5);
+  filler.Put(Along(Words(1, 4), Words(2, 20)), 24, kTail, 2, 5);
+  filler.Put(Along(Words(1, 4), Words(3, 20)), 24, kTail, 3, 5);
+  EXPECT_EQ(tree.stats().snapshots, 2);
+  EXPECT_EQ(tree.Find(MakePath(Words(1, 20))), (PrefixMatch{.latents = 4, .snapshot = 0}));
+  EXPECT_EQ(tree.stats().blocks, 4 + 20 + 20);
+  EXPECT_EQ(tree.Check(), "");
+}
+
+TEST(PrefixTree, ATailWherePromptsPartStays) {
+  PrefixTree tree(Sizes(100000));
+  Filler filler(&tree);
+  const std::vector<int> shared = Words(1, 10);
+  filler.Put(MakePath(shared), 10, kTail, 0);
+  filler.Put(Along(shared, Words(2, 5)), 15, kTail, 1);
+  filler.Put(Along(shared, Words(3, 5)), 15, kTail, 2);
+  filler.Put(Along(shared, Words(2, 9)), 19, kTail, 3);
+  filler.Put(Along(shared, Words(2, 14)), 24, kTail, 4);
+  EXPECT_TRUE(tree.HasSnapshot(MakePath(shared)[9]));
+  EXPECT_EQ(tree.Check(), "");
+}
+
+TEST(PrefixTree, EvictionFreesTheLeastRecentOfEqualSessions) {
+  PrefixTree tree(Sizes(3 * 30));
+  Filler filler(&tree);
+  for (int s = 0; s < 3; ++s) filler.Put(MakePath(Words(s, 20)), 20, kTail, s);
+  tree.Touch(MakePath(Words(0, 20))[19], At(10));
+  filler.Put(MakePath(Words(9, 20)), 20, kTail, 11);
+  EXPECT_EQ(tree.Find(MakePath(Words(1, 20))), PrefixMatch{});  // latents went with it
+  for (const int s : {0, 2, 9}) EXPECT_EQ(tree.Find(MakePath(Words(s, 20))).snapshot, 20) << s;
+  EXPECT_EQ(tree.stats().evicted, 1u);
+  EXPECT_EQ(tree.Check(), "");
+}
+
+TEST(PrefixTree, ALongPrefixIsWorthMoreThanAShortOne) {
+  PrefixTree tree(Sizes(15 + 50));
+  Filler filler(&tree);
+  filler.Put(MakePath(Words(1, 40)), 40, kTail, 0);
+  filler.Put(MakePath(Words(2, 5)), 5, kTail, 1);
+  filler.Put(MakePath(Words(3, 5)), 5, kTail, 2);
+  EXPECT_EQ(tree.Find(MakePath(Words(1, 40))).snapshot, 40);
+  EXPECT_EQ(tree.Find(MakePath(Words(2, 5))).latents, 0);
+}
+
+TEST(PrefixTree, APassedTailGoesBeforeAnyNewestOne) {
+  PrefixTree tree(Sizes(30 + 10 + 30 + 9));
+  Filler filler(&tree);
+  const Path one = MakePath(Words(1, 20));
+  filler.Put(one, 10, kTail, 100);
+  filler.Put(one, 20, kTail, 101);                   // passes the first
+  filler.Put(MakePath(Words(2, 20)), 20, kTail, 0);  // older, but nobody went on from it
+  filler.Put(MakePath(Words(3, 2)), 2, kTail, 102);
+  EXPECT_FALSE(tree.HasSnapshot(one[9]));
+  EXPECT_EQ(tree.Find(one), (PrefixMatch{.latents = 20, .snapshot = 20}));
+  EXPECT_EQ(tree.Find(MakePath(Words(2, 20))).snapshot, 20);
+}
+
+TEST(PrefixTree, WhatCanNeverFitIsNotTaken) {
+  PrefixTree tree(Sizes(25));
+  Filler filler(&tree);
+  filler.Put(MakePath(Words(1, 10)), 10, kTail, 0);
+  EXPECT_FALSE(filler.Put(MakePath(Words(2, 16)), 16, kTail, 1));
+  EXPECT_EQ(tree.stats().snapshots, 1);
+  EXPECT_TRUE(filler.Put(MakePath(Words(2, 15)), 15, kTail, 2));
+  EXPECT_EQ(tree.stats().snapshots, 1);
+  tree.Clear();
+  EXPECT_EQ(tree.bytes(), 0);
+  EXPECT_FALSE(tree.EvictOne());
+}
+
+// Random traffic against sets kept from the changes alone.
+TEST(PrefixTree, ChangesTellEverything) {
+  for (const uint64_t seed : {1u, 2u, 3u}) {
+    SeededEntropy random(seed);
+    const auto below = [&](uint64_t n) { return static_cast<int>(random.Next() % n); };
+    PrefixTree tree(Sizes(400));
+    Filler filler(&tree);
+    std::map<PrefixKey, uint64_t> blocks, snapshots;
+    std::vector<std::vector<int>> prompts = {Words(1, 3), Words(2, 3)};
+    for (int step = 0; step < 3000; ++step) {
+      std::vector<int> words = prompts[static_cast<size_t>(below(prompts.size()))];
+      words.resize(static_cast<size_t>(1 + below(words.size())));
+      for (int n = below(12); n > 0; --n) words.push_back(below(5));
+      const Path path = MakePath(words);
+      const PrefixMatch match = tree.Find(path);
+      if (match.snapshot > 0) tree.Touch(path[static_cast<size_t>(match.snapshot - 1)], At(step));
+      if (below(20) == 0) tree.EvictOne();
+      filler.Put(path, static_cast<int64_t>(path.size()), static_cast<SnapshotKind>(below(5)), step,
+                 static_cast<uint64_t>(below(4)));
+      prompts.push_back(words);
+      for (const PrefixChange& c : tree.TakeChanges()) {
+        auto& held = c.what <= PrefixChange::kBlockDropped ? blocks : snapshots;
+        if (c.what == PrefixChange::kBlockAdded || c.what == PrefixChange::kSnapshotAdded) {
+          ASSERT_TRUE(held.emplace(c.key, c.id).second);
+        } else {
+          const auto found = held.find(c.key);
+          ASSERT_TRUE(found != held.end() && found->second == c.id);
+          held.erase(found);
+        }
+      }
+      ASSERT_EQ(tree.Check(), "") << step;
+      ASSERT_EQ(static_cast<int64_t>(blocks.size() + 10 * snapshots.size()), tree.bytes());
+      PrefixMatch twin;
+      for (size_t i = 0; i < path.size() && blocks.contains(path[i]); ++i) {
+        twin.latents = static_cast<int64_t>(i + 1);
+        if (snapshots.contains(path[i])) twin.snapshot = twin.latents;
+      }
+      ASSERT_EQ(tree.Find(path), twin);
+      ASSERT_EQ(twin.snapshot, static_cast<int64_t>(path.size()));
+    }
+    EXPECT_GT(tree.stats().evicted, 100u);
+    EXPECT_GT(tree.stats().superseded, 50u);
+  }
+}
+
+}  // namespace
+}  // namespace deltamesh
