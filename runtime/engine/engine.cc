@@ -57,6 +57,12 @@ struct Sequence {
   int64_t prompt_end() const {
     return prefill() ? spec.stop_at : static_cast<int64_t>(spec.prompt.size());
   }
+  bool at_cut() const {
+    const int64_t position = state->position();
+    if (spec.at_cut == nullptr || position % kBlockTokens != 0) return false;
+    return std::binary_search(spec.cuts.begin(), spec.cuts.end(), position) ||
+           (spec.cut_answer && position > prompt_end());
+  }
   int64_t length() const { return static_cast<int64_t>(spec.prompt.size() + answer.size()); }
 };
 
@@ -148,6 +154,12 @@ absl::Status Engine::Impl::Check(const SequenceSpec& spec) const {
                              spec.state->position(), end);
     }
   }
+  int64_t above = spec.state == nullptr ? 0 : spec.state->position();
+  for (const int64_t cut : spec.cuts) {
+    CHECK(cut % kBlockTokens == 0 && cut > above && cut <= (prefill ? spec.stop_at : prompt),
+          "a cut at %d after %d", cut, above);
+    above = cut;
+  }
   return absl::OkStatus();
 }
 
@@ -171,7 +183,8 @@ absl::StatusOr<SequenceId> Engine::Add(SequenceSpec spec) {
   sequence.spec = std::move(spec);
   if (UsesTokenCounts(sequence.spec.sampling)) sequence.counts.AddPrompt(sequence.spec.prompt);
   const SequenceId id{impl_->next_id++};
-  impl_->scheduler.Add(id, position, sequence.prompt_end(), !sequence.prefill());
+  impl_->scheduler.Add(id, position, sequence.prompt_end(), !sequence.prefill(),
+                       sequence.spec.cuts);
   impl_->sequences.emplace(id, std::move(sequence));
   return id;
 }
@@ -202,6 +215,7 @@ StepReport Engine::Step() {
 
   const float* logits = impl_->logits.data();
   for (const Impl::Part& part : parts) {
+    if (part.sequence->at_cut()) part.sequence->spec.at_cut(*part.sequence->state);
     if (std::optional<SequenceOutput> output = impl_->Conclude(part, logits)) {
       const bool gone = !output->error.ok() || (output->finish != FinishKind::kRunning &&
                                                 output->finish != FinishKind::kPrefilled);

@@ -1,6 +1,7 @@
 #include "runtime/scheduler/scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/base/status.h"
 
@@ -25,11 +26,19 @@ Scheduler::Scheduler(const SchedulerOptions& options) : options_(options) {
         options.running_max);
 }
 
-void Scheduler::Add(SequenceId id, int64_t position, int64_t end, bool generates) {
+void Scheduler::Add(SequenceId id, int64_t position, int64_t end, bool generates,
+                    std::vector<int64_t> cuts) {
   CHECK(position >= 0 && position < end, "sequence %d: position %d, end %d", id.value, position,
         end);
   for (const Entry& e : entries_) CHECK(e.id != id, "sequence %d twice", id.value);
-  entries_.push_back({.id = id, .position = position, .end = end, .generates = generates});
+  CHECK(std::is_sorted(cuts.begin(), cuts.end()) &&
+            (cuts.empty() || (cuts.front() > position && cuts.back() <= end)),
+        "sequence %d: cuts must ascend between position %d and end %d", id.value, position, end);
+  entries_.push_back({.id = id,
+                      .position = position,
+                      .end = end,
+                      .generates = generates,
+                      .cuts = std::move(cuts)});
 }
 
 void Scheduler::Remove(SequenceId id) {
@@ -94,7 +103,7 @@ int64_t Scheduler::PlanPrompts(const std::vector<Entry*>& prompts, int64_t budge
                                int64_t share) const {
   for (Entry* e : prompts) {
     const int64_t limit = std::min({share, options_.chunk_tokens_max, e->planned + budget});
-    const int64_t tokens = std::max(e->planned, PieceTokens(e->position, e->end, limit));
+    const int64_t tokens = std::max(e->planned, PieceTokens(e->position, e->next_stop(), limit));
     budget -= tokens - e->planned;
     e->planned = tokens;
   }

@@ -7,13 +7,14 @@
 //   * What is left of step_tokens_max is shared evenly among running prompts, at least one block
 //     each, least recently served first; what nobody took goes to them again in that order. No
 //     sequence gets more than chunk_tokens_max. So a short prompt behind a long one starts at once.
-//   * A piece never passes its end, and ends at a multiple of 64 when it can and more remains:
-//     tiles and blocks are then computed whole.
+//   * A piece never passes its end or a cut, and ends at a multiple of 64 when it can and more
+//     remains: tiles and blocks are then computed whole.
 //
 // Pure: no clock, no threads; the same calls give the same plans. Results of sequences never depend
 // on it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -38,9 +39,10 @@ class Scheduler {
   explicit Scheduler(const SchedulerOptions& options);
 
   // A sequence computed up to `position`, with a prompt (or prefill) that ends at `end` > position.
-  // When `generates`, it decodes from there until removed; else it is complete at `end`. The id
-  // must be new.
-  void Add(SequenceId id, int64_t position, int64_t end, bool generates);
+  // When `generates`, it decodes from there until removed; else it is complete at `end`. A piece of
+  // the prompt ends at each of `cuts`: ascending, above `position`, at most `end`. The id must be new.
+  void Add(SequenceId id, int64_t position, int64_t end, bool generates,
+           std::vector<int64_t> cuts = {});
   // Unknown ids are ignored.
   void Remove(SequenceId id);
 
@@ -59,10 +61,15 @@ class Scheduler {
     int64_t position;
     int64_t end;
     bool generates;
+    std::vector<int64_t> cuts;
     bool seated = false;
     uint64_t served = 0;  // the step that served it last; 0: none
     int64_t planned = 0;  // tokens in the plan being made
 
+    int64_t next_stop() const {
+      const auto cut = std::upper_bound(cuts.begin(), cuts.end(), position);
+      return cut == cuts.end() ? end : *cut;
+    }
     bool prompt() const { return position < end; }
     bool complete() const { return !prompt() && !generates; }
   };

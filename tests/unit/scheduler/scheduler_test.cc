@@ -1,7 +1,7 @@
 // Transcripts: every file of testdata is a list of commands ("> ...") with the output expected
 // below each.
 //   > options step=512 chunk=256 running=16      (first; starts a scheduler)
-//   > add NAME prompt=END [from=POSITION] [prefill]
+//   > add NAME prompt=END [from=POSITION] [prefill] [cut=POSITION]...   (cuts ascending)
 //   > remove NAME
 //   > plan [TIMES]
 // DELTAMESH_REWRITE=1 writes what came out into the files instead of comparing.
@@ -31,10 +31,13 @@ class Transcript {
     words >> command;
     std::map<std::string, int64_t> values;
     std::vector<std::string> plain;
+    std::vector<int64_t> cuts;
     while (words >> word) {
       const size_t eq = word.find('=');
       if (eq == std::string::npos) {
         plain.push_back(word);
+      } else if (word.starts_with("cut=")) {
+        cuts.push_back(std::stoll(word.substr(eq + 1)));
       } else {
         values[word.substr(0, eq)] = std::stoll(word.substr(eq + 1));
       }
@@ -49,7 +52,7 @@ class Transcript {
       const SequenceId id{names_.size() + 1};
       names_[id] = plain.at(0);
       positions_[id] = values["from"];
-      scheduler_->Add(id, values["from"], values.at("prompt"), !prefill);
+      scheduler_->Add(id, values["from"], values.at("prompt"), !prefill, cuts);
       return "";
     }
     if (command == "remove") {

@@ -1,0 +1,166 @@
+#include "runtime/cache/prefix_cache.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+namespace {
+
+constexpr int64_t kSnapshotsMax = int64_t{1} << 20;
+constexpr int64_t kLeastSnapshotBytes = 4096;  // a model may have no recurrent layer
+
+PrefixTreeOptions TreeOptions(const PrefixCacheOptions& options, const StateLayout& layout) {
+  PrefixTreeOptions tree;
+  tree.bytes_max = options.bytes_max;
+  tree.block_bytes = layout.block_bytes();
+  tree.snapshot_bytes = std::max(layout.snapshot_bytes(), kLeastSnapshotBytes);
+  tree.tails_kept = options.tails_kept;
+  return tree;
+}
+
+// S and conv lie side by side in a slab layer.
+int64_t KeptFloats(const StateLayout& layout) { return layout.s_floats() + layout.conv_floats(); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PrefixCache>> PrefixCache::Create(const PrefixCacheOptions& options,
+                                                                 const StatePools& pools) {
+  if (options.bytes_max < 0) {
+    return InvalidArgument("prefix cache: %d bytes; use 0 for none", options.bytes_max);
+  }
+  const int64_t bytes = std::max(pools.layout.snapshot_bytes(), kLeastSnapshotBytes);
+  ASSIGN_OR_RETURN(
+      std::shared_ptr<FixedPool> snapshots,
+      FixedPool::Create("snapshot pool", std::min(options.bytes_max / bytes, kSnapshotsMax),
+                        pools.layout.kda_layers * KeptFloats(pools.layout)));
+  return std::unique_ptr<PrefixCache>(new PrefixCache(options, pools, std::move(snapshots)));
+}
+
+PrefixCache::PrefixCache(const PrefixCacheOptions& options, const StatePools& pools,
+                         std::shared_ptr<FixedPool> snapshots)
+    : options_(options),
+      pools_(pools),
+      snapshots_(std::move(snapshots)),
+      tree_(TreeOptions(options, pools.layout)) {}
+
+PrefixCache::~PrefixCache() = default;
+
+absl::StatusOr<std::unique_ptr<SequenceState>> PrefixCache::Restore(std::span<const PrefixKey> path,
+                                                                    absl::Time now) {
+  const PrefixMatch match = tree_.Find(path);
+  ++stats_.lookups;
+  stats_.tokens_looked_up += path.size() * kBlockTokens;
+  stats_.tokens_latent += static_cast<uint64_t>(match.latents * kBlockTokens);
+  if (match.snapshot == 0) return nullptr;
+  const PrefixKey& key = path[static_cast<size_t>(match.snapshot - 1)];
+  const SlotRef content = held_snapshots_.at(tree_.SnapshotId(key));
+  std::vector<SlotRef> latents;
+  for (const uint64_t id : tree_.BlockIds(path, match.snapshot)) {
+    latents.push_back(held_latents_.at(id));
+  }
+
+  ASSIGN_OR_RETURN(std::unique_ptr<SequenceState> state, SequenceState::Create(pools_));
+  const int64_t floats = KeptFloats(pools_.layout);
+  for (int64_t layer = 0; layer < pools_.layout.kda_layers; ++layer) {
+    std::copy_n(content.data() + layer * floats, floats, state->slab_layer(layer).s);
+  }
+  state->Restore(match.snapshot * kBlockTokens, std::move(latents));
+  tree_.Touch(key, now);
+  ++stats_.hits;
+  stats_.tokens_restored += static_cast<uint64_t>(match.snapshot * kBlockTokens);
+  return state;
+}
+
+std::vector<CutPoint> PrefixCache::Plan(std::span<const PrefixKey> path, const PrefixMatch& match,
+                                        std::span<const int64_t> breakpoints) const {
+  return PlanCuts(tree_, path, match, breakpoints, options_.plan);
+}
+
+absl::StatusOr<StagedSnapshot> PrefixCache::Stage(const SequenceState& state) {
+  const int64_t position = state.position();
+  CHECK(position > 0 && position % kBlockTokens == 0, "a snapshot at position %d", position);
+  StagedSnapshot staged;
+  staged.blocks = position / kBlockTokens;
+  for (;;) {
+    absl::StatusOr<SlotRef> slot = snapshots_->Take();
+    if (slot.ok()) {
+      staged.content = *std::move(slot);
+      break;
+    }
+    if (!GiveBack()) {
+      ++stats_.snapshots_refused;
+      return slot.status();
+    }
+  }
+  const int64_t floats = KeptFloats(pools_.layout);
+  for (int64_t layer = 0; layer < pools_.layout.kda_layers; ++layer) {
+    std::copy_n(state.slab_layer(layer).s, floats, staged.content.data() + layer * floats);
+  }
+  staged.latents.assign(state.blocks().begin(), state.blocks().begin() + staged.blocks);
+  return staged;
+}
+
+bool PrefixCache::Publish(std::span<const PrefixKey> path, StagedSnapshot staged,
+                          const SnapshotSpec& spec, absl::Time now) {
+  CHECK(spec.blocks == staged.blocks, "a snapshot of %d blocks at block %d", staged.blocks,
+        spec.blocks);
+  std::vector<uint64_t> ids;
+  for (const SlotRef& block : staged.latents) ids.push_back(static_cast<uint64_t>(block.index()));
+  const uint64_t id = static_cast<uint64_t>(staged.content.index());
+  const bool kept = tree_.Insert(path, ids, id, spec, now);
+  Follow(&staged);
+  ++(kept ? stats_.snapshots_taken : stats_.snapshots_refused);
+  return kept;
+}
+
+bool PrefixCache::Keep(std::span<const PrefixKey> path, const SequenceState& state,
+                       SnapshotSpec spec, absl::Time now) {
+  spec.blocks = state.position() / kBlockTokens;
+  CHECK(spec.blocks >= 1 && static_cast<size_t>(spec.blocks) <= path.size(),
+        "a snapshot at position %d of a path of %d blocks", state.position(), path.size());
+  if (tree_.HasSnapshot(path[static_cast<size_t>(spec.blocks - 1)])) {
+    const std::vector<uint64_t> ids = tree_.BlockIds(path, spec.blocks);
+    tree_.Insert(path, ids, 0, spec, now);
+    Follow(nullptr);
+    return true;
+  }
+  absl::StatusOr<StagedSnapshot> staged = Stage(state);
+  return staged.ok() && Publish(path, *std::move(staged), spec, now);
+}
+
+bool PrefixCache::GiveBack() {
+  if (!tree_.EvictOne()) return false;
+  Follow(nullptr);
+  return true;
+}
+
+void PrefixCache::Clear() {
+  tree_.Clear();
+  Follow(nullptr);
+}
+
+void PrefixCache::Follow(const StagedSnapshot* staged) {
+  for (const PrefixChange& change : tree_.TakeChanges()) {
+    switch (change.what) {
+      case PrefixChange::kBlockAdded:
+        held_latents_.emplace(change.id, staged->latents[static_cast<size_t>(change.blocks - 1)]);
+        break;
+      case PrefixChange::kBlockDropped:
+        CHECK(held_latents_.erase(change.id) == 1, "latents %d", change.id);
+        break;
+      case PrefixChange::kSnapshotAdded:
+        held_snapshots_.emplace(change.id, staged->content);
+        break;
+      case PrefixChange::kSnapshotDropped:
+        CHECK(held_snapshots_.erase(change.id) == 1, "snapshot %d", change.id);
+        break;
+    }
+    untold_.push_back(change);
+  }
+}
+
+std::vector<PrefixChange> PrefixCache::TakeChanges() { return std::exchange(untold_, {}); }
+
+}  // namespace deltamesh

@@ -1,0 +1,40 @@
+// Where the computation of a prompt stops for a moment so that a snapshot can be taken.
+//
+// Positions are cut points of the scheduler, so a snapshot never depends on where a step happened to end,
+// and costs a copy, not a pass:
+//   * breakpoints: the end of tools and system text, or where the client said;
+//   * a junction: the prompt leaves a known path beyond its deepest snapshot, so the third visitor finds
+//     what the second one had to compute;
+//   * a grid within long prompts, when the planner is told to;
+//   * the tail: the last block boundary that leaves a token to compute.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/cache/prefix_tree.h"
+
+namespace deltamesh {
+
+struct SnapshotPlanOptions {
+  int64_t junction_blocks_min = 4;  // a junction must save the next visitor at least this much
+  int64_t grid_blocks = 0;          // 0: no grid
+  int64_t cuts_max = 64;            // per prompt; the tail always, then the deepest
+};
+
+struct CutPoint {
+  int64_t blocks;
+  SnapshotKind kind;
+
+  friend bool operator==(const CutPoint&, const CutPoint&) = default;
+};
+
+// Ascending, each block once (the most lasting kind wins), all beyond match.snapshot, which Find gave for
+// `path`. `path` ends with the tail. Breakpoints are counts of tokens; each is taken at the block boundary
+// at or before it, those outside the path are ignored.
+std::vector<CutPoint> PlanCuts(const PrefixTree& tree, std::span<const PrefixKey> path,
+                               const PrefixMatch& match, std::span<const int64_t> breakpoints,
+                               const SnapshotPlanOptions& options);
+
+}  // namespace deltamesh
