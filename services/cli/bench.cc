@@ -1,316 +1,291 @@
 #include "services/cli/bench.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <iomanip>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
+#include <utility>
 
+#include "CLI/CLI.hpp"
 #include "kernels/base/cpu_features.h"
 #include "runtime/base/clock.h"
+#include "runtime/base/log.h"
 #include "runtime/base/status.h"
-#include "runtime/expert/local_experts.h"
 #include "runtime/model/model.h"
+#include "services/cli/bench_cost.h"
+#include "services/cli/bench_engine.h"
+#include "services/cli/bench_overhead.h"
+#include "services/cli/bench_rows.h"
+#include "services/cli/bench_tokens.h"
 #include "services/cli/load_progress.h"
 #include "services/cli/roofline.h"
 
 namespace deltamesh {
 namespace {
 
-double Seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-uint64_t Mix(uint64_t z) {
-  z += 0x9E3779B97F4A7C15ull;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  return z ^ (z >> 31);
-}
-
-TokenId BenchToken(uint64_t sequence, uint64_t position, int64_t vocab) {
-  return static_cast<TokenId>(Mix((sequence << 32) ^ position) % static_cast<uint64_t>(vocab - 16));
-}
-
-struct Result {
-  std::string test;  // "prefill" or "decode"
-  int64_t n, depth, seqs;
-  std::vector<double> rates;  // tokens per second, one per repetition
-  double step_bytes = 0;      // decode: bytes a step must touch
-  double token_flops = 0;     // prefill: useful operations of one token
-
-  double median() const {
-    std::vector<double> v = rates;
-    std::sort(v.begin(), v.end());
-    return v[v.size() / 2];
-  }
-};
+constexpr int64_t kMibBytes = int64_t{1} << 20;
 
 class Bench {
  public:
-  Bench(const BenchOptions& options, Model* model)
-      : options_(options),
-        model_(model),
-        pool_(options.threads),
-        experts_(&model->experts(), &pool_) {}
+  Bench(const BenchOptions& options, Model* model, const Roofline* roof)
+      : options_(options), roof_(roof), engine_(model, options.threads, options.chunk_tokens) {}
 
-  absl::StatusOr<Result> Prefill(int64_t tokens) {
-    Result result = {.test = "prefill", .n = tokens, .depth = 0, .seqs = 1, .rates = {}};
-    for (int r = 0; r < options_.repetitions; ++r) {
-      RETURN_IF_ERROR(Restart(1, tokens));
-      const double start = Seconds();
-      RETURN_IF_ERROR(Feed(tokens));
-      result.rates.push_back(static_cast<double>(tokens) / (Seconds() - start));
-    }
-    result.token_flops = TokenFlops(static_cast<double>(tokens) / 2);
-    return result;
-  }
-
-  absl::StatusOr<Result> Decode(int64_t sequences, int64_t depth) {
-    const int64_t steps = options_.decode_steps;
-    Result result = {.test = "decode", .n = steps, .depth = depth, .seqs = sequences, .rates = {}};
-    for (int r = 0; r < options_.repetitions; ++r) {
-      RETURN_IF_ERROR(Restart(sequences, depth + steps));
-      if (depth > 0) RETURN_IF_ERROR(Feed(depth));
-      const double start = Seconds();
-      for (int64_t i = 0; i < steps; ++i) RETURN_IF_ERROR(Step());
-      result.rates.push_back(static_cast<double>(steps * sequences) / (Seconds() - start));
-    }
-    result.step_bytes =
-        StepBytes(sequences, static_cast<double>(depth) + static_cast<double>(steps) / 2);
-    return result;
-  }
+  absl::StatusOr<std::vector<BenchRow>> Run();
 
  private:
-  absl::Status Restart(int64_t sequences, int64_t tokens) {
-    states_.clear();
-    const int64_t blocks = sequences * ((tokens + kBlockTokens - 1) / kBlockTokens);
-    ASSIGN_OR_RETURN(pools_, StatePools::Create(model_->state_layout(), sequences, blocks));
-    for (int64_t s = 0; s < sequences; ++s) {
-      ASSIGN_OR_RETURN(std::unique_ptr<SequenceState> state, SequenceState::Create(pools_));
-      RETURN_IF_ERROR(state->Reserve(tokens));
-      states_.push_back(std::move(state));
-    }
-    logits_.resize(static_cast<size_t>(sequences * model_->config().vocab));
-    return absl::OkStatus();
+  bool Wants(std::string_view section) const {
+    return std::find(options_.sections.begin(), options_.sections.end(), section) !=
+           options_.sections.end();
   }
-
-  // The next `tokens` of every sequence, in chunks; logits of the very last position only.
-  absl::Status Feed(int64_t tokens) {
-    for (size_t s = 0; s < states_.size(); ++s) {
-      for (int64_t done = 0; done < tokens;) {
-        const int64_t n = std::min(options_.chunk_tokens, tokens - done);
-        std::vector<TokenId> ids;
-        for (int64_t i = 0; i < n; ++i) ids.push_back(Token(s, states_[s]->position() + i));
-        done += n;
-        SequenceChunk chunk = {.state = states_[s].get(), .tokens = ids, .layer_done = nullptr};
-        if (done == tokens) {
-          chunk.logits = 1;
-          chunk.out = logits_.data();
-        }
-        RETURN_IF_ERROR(model_->Forward({&chunk, 1}, experts_, pool_));
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Step() {
-    std::vector<TokenId> ids(states_.size());
-    std::vector<SequenceChunk> batch;
-    for (size_t s = 0; s < states_.size(); ++s) {
-      ids[s] = Token(s, states_[s]->position());
-      batch.push_back({.state = states_[s].get(),
-                       .tokens = {&ids[s], 1},
-                       .logits = 1,
-                       .out = logits_.data() + static_cast<int64_t>(s) * model_->config().vocab,
-                       .layer_done = nullptr});
-    }
-    return model_->Forward(batch, experts_, pool_);
-  }
-
-  TokenId Token(size_t sequence, int64_t position) const {
-    return BenchToken(sequence, static_cast<uint64_t>(position), model_->config().vocab);
-  }
-
-  double ExpertBytes() const {
-    for (const auto& layer : model_->experts().layers) {
-      if (layer.empty()) continue;
-      const ExpertWeights& e = layer.front();
-      double bytes = 0;
-      for (const kernels::PackedMatrix* m : {&e.gate, &e.up, &e.down}) {
-        bytes += static_cast<double>(kernels::PackedBytes(m->format, m->rows, m->cols));
-      }
-      return bytes;
-    }
-    return 0;
-  }
-
-  // Weights outside routed experts once, the expected distinct experts of `sequences` tokens once, and per
-  // sequence its recurrent state (read, with the tile's share of the fold) and latents.
-  double StepBytes(int64_t sequences, double context) const {
-    const ModelConfig& c = model_->config();
-    const double moe_layers = static_cast<double>(c.CountFfn(FfnKind::kMoe));
-    const double e = static_cast<double>(c.experts), k = static_cast<double>(c.top_k);
-    const double distinct =
-        c.experts == 0 ? 0 : e * (1 - std::pow(1 - k / e, static_cast<double>(sequences)));
-    const double rest =
-        static_cast<double>(model_->weight_bytes()) - moe_layers * e * ExpertBytes();
-    const StateLayout& l = model_->state_layout();
-    const double slab =
-        static_cast<double>(l.kda_layers * l.s_floats()) * 4 * (1 + 2.0 / kTileTokens);
-    const double latents = static_cast<double>(l.mla_layers * l.latent_width()) * 4 * context;
-    return rest + moe_layers * distinct * ExpertBytes() +
-           static_cast<double>(sequences) * (slab + latents);
-  }
-
-  // Two operations per active weight, without the tables at both ends; KDA's 7 d^2 per head; attention in
-  // its expanded form.
-  double TokenFlops(double context) const {
-    const ModelConfig& c = model_->config();
-    const auto d = [](int64_t x) { return static_cast<double>(x); };
-    const double kda = d(c.CountMixer(MixerKind::kKda)), mla = d(c.CountMixer(MixerKind::kMla));
-    const double gate = c.full_rank_gate ? d(c.hidden) * d(c.kda_width())
-                                         : d(c.kda_dim) * (d(c.hidden) + d(c.kda_width()));
-    const double kda_weights = 4 * d(c.hidden) * d(c.kda_width()) + gate +
-                               d(c.kda_dim) * (d(c.hidden) + d(c.kda_width())) +
-                               d(c.hidden) * d(c.kda_heads);
-    const double q_out = d(c.heads) * d(c.nope + c.rope);
-    const double mla_weights =
-        (c.q_rank > 0 ? d(c.q_rank) * (d(c.hidden) + q_out) : d(c.hidden) * q_out) +
-        d(c.hidden) * d(c.kv_rank + c.rope) + d(c.heads) * d(c.nope + c.v_dim) * d(c.kv_rank) +
-        d(c.hidden) * d(c.heads) * d(c.v_dim) * (c.mla_gate ? 2 : 1);
-    const double expert = 3 * d(c.expert_width()) * d(c.moe_inter);
-    const double latent_weights = c.latent > 0 ? 2 * d(c.hidden) * d(c.latent) : 0;
-    const double moe_weights = d(c.top_k) * expert + 3 * d(c.hidden) * d(c.shared_inter()) +
-                               d(c.hidden) * d(c.experts) + latent_weights;
-    const double weights = kda * kda_weights + mla * mla_weights +
-                           d(c.CountFfn(FfnKind::kDense)) * 3 * d(c.hidden) * d(c.dense_inter) +
-                           d(c.CountFfn(FfnKind::kMoe)) * moe_weights;
-    return 2 * weights + kda * 7 * d(c.kda_heads) * d(c.kda_dim) * d(c.kda_dim) +
-           mla * 2 * d(c.heads) * d(c.nope + c.rope + c.v_dim) * context;
-  }
+  // Runs `measure` for each repetition and adds the row.
+  template <typename Measure>
+  absl::Status Add(BenchRow row, const Measure& measure);
+  absl::Status Prefill(int64_t tokens);
+  absl::Status Decode(int64_t sequences, int64_t depth);
+  absl::Status Mesh();
 
   const BenchOptions& options_;
-  Model* model_;
-  ThreadPool pool_;
-  LocalExperts experts_;
-  StatePools pools_;
-  std::vector<std::unique_ptr<SequenceState>> states_;
-  std::vector<float> logits_;
+  const Roofline* const roof_;  // may be null
+  BenchEngine engine_;
+  std::vector<BenchRow> rows_;
 };
 
-// Fraction of the ceiling: median read bandwidth for decode, multiply-add peak for prefill.
-double Fraction(const Result& r, const Roofline& roof) {
-  if (r.test == "prefill") return r.median() * r.token_flops / roof.fma_flops.best;
-  return r.median() / static_cast<double>(r.seqs) * r.step_bytes /
-         roof.read_bytes_per_second.median;
+template <typename Measure>
+absl::Status Bench::Add(BenchRow row, const Measure& measure) {
+  for (int r = 0; r < options_.repetitions; ++r) {
+    double others = 0;
+    ASSIGN_OR_RETURN(const double rate, measure(&others));
+    row.runs.push_back(rate);
+    row.others = others < 0 ? others : std::max(row.others, others);
+  }
+  rows_.push_back(std::move(row));
+  return absl::OkStatus();
 }
 
-void PrintTable(const std::vector<Result>& results, const Roofline* roof, std::ostream& out) {
-  out << std::fixed << std::setprecision(1);
+absl::Status Bench::Prefill(int64_t tokens) {
+  BenchRow row = {.test = "prefill", .n = tokens, .runs = {}, .ceiling = "", .ceiling_runs = {}};
+  if (roof_ != nullptr) {
+    row.ceiling = "multiply-add peak";
+    const double flops = TokenFlops(engine_.model(), static_cast<double>(tokens) / 2);
+    row.ceiling_runs = {roof_->fma_flops.best / flops};
+  }
+  return Add(std::move(row), [&](double* others) -> absl::StatusOr<double> {
+    RETURN_IF_ERROR(engine_.Restart(1, tokens));
+    const OtherLoad load;
+    const double start = BenchSeconds();
+    RETURN_IF_ERROR(engine_.Feed(tokens));
+    const double seconds = BenchSeconds() - start;
+    *others = load.cores();
+    return static_cast<double>(tokens) / seconds;
+  });
+}
+
+// Behind a context every repetition starts from the same kept state.
+absl::Status Bench::Decode(int64_t sequences, int64_t depth) {
+  const int64_t steps = options_.decode_steps;
+  BenchRow row = {.test = "decode",
+                  .n = steps,
+                  .depth = depth,
+                  .seqs = sequences,
+                  .runs = {},
+                  .ceiling = "",
+                  .ceiling_runs = {}};
+  if (roof_ != nullptr) {
+    row.ceiling = "median read bandwidth";
+    const double context = static_cast<double>(depth) + static_cast<double>(steps) / 2;
+    row.ceiling_runs = {roof_->read_bytes_per_second.median * static_cast<double>(sequences) /
+                        StepBytes(engine_.model(), sequences, context)};
+  }
+  if (depth > 0) {
+    RETURN_IF_ERROR(engine_.Restart(1, depth + steps));
+    RETURN_IF_ERROR(engine_.Feed(depth));
+    engine_.Keep();
+  }
+  return Add(std::move(row), [&](double* others) -> absl::StatusOr<double> {
+    RETURN_IF_ERROR(depth > 0 ? engine_.Return(steps) : engine_.Restart(sequences, steps));
+    const OtherLoad load;
+    const double start = BenchSeconds();
+    for (int64_t i = 0; i < steps; ++i) RETURN_IF_ERROR(engine_.Step());
+    const double seconds = BenchSeconds() - start;
+    *others = load.cores();
+    return static_cast<double>(steps * sequences) / seconds;
+  });
+}
+
+absl::Status Bench::Mesh() {
+  OverheadOptions o;
+  o.mesh.model = options_.model;
+  o.mesh.threads = options_.threads;
+  o.mesh.experts = options_.mesh_experts;
+  o.mesh.weights = options_.weights;
+  o.mesh.packed_dir = options_.packed_dir;
+  o.prefill = options_.prefill;
+  o.sequences = options_.mesh_sequences;
+  o.decode_steps = options_.decode_steps;
+  o.repetitions = options_.repetitions;
+  absl::StatusOr<std::vector<BenchRow>> rows = MeasureOverhead(o, &engine_);
+  if (!rows.ok()) return Annotate(rows.status(), "section mesh");
+  std::move(rows->begin(), rows->end(), std::back_inserter(rows_));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<BenchRow>> Bench::Run() {
+  for (const int64_t n : options_.prefill) {
+    if (Wants("prefill")) RETURN_IF_ERROR(Prefill(n));
+  }
+  if (Wants("decode")) RETURN_IF_ERROR(Decode(1, 0));
+  for (const int64_t n : options_.sequences) {
+    if (Wants("batch")) RETURN_IF_ERROR(Decode(n, 0));
+  }
+  for (const int64_t depth : options_.depths) {
+    if (Wants("context")) RETURN_IF_ERROR(Decode(1, depth));
+  }
+  if (Wants("handoff")) {
+    HandoffBenchOptions handoff = options_.handoff;
+    handoff.repetitions = options_.repetitions;
+    absl::StatusOr<std::vector<BenchRow>> rows = MeasureHandoff(handoff);
+    if (!rows.ok()) return Annotate(rows.status(), "section handoff");
+    std::move(rows->begin(), rows->end(), std::back_inserter(rows_));
+  }
+  if (Wants("mesh")) RETURN_IF_ERROR(Mesh());
+  return std::move(rows_);
+}
+
+void PrintTable(const BenchOptions& o, const Model& model, const std::vector<BenchRow>& rows,
+                const Roofline* roof, std::ostream& out) {
+  out << absl::StrFormat("model     %s, %s weights, %d MiB, %d threads, %s\n", o.model, o.weights,
+                         model.weight_bytes() / kMibBytes, o.threads,
+                         kernels::CpuTargets().front());
   if (roof != nullptr) {
-    out << "ceilings  read " << roof->read_bytes_per_second.median / 1e9 << " GB/s median ("
-        << roof->read_bytes_per_second.best / 1e9 << " best)  multiply-add "
-        << roof->fma_flops.best / 1e9 << " GFLOP/s with " << roof->threads << " threads\n";
+    out << absl::StrFormat(
+        "ceilings  read %.1f GB/s median (%.1f best)  multiply-add %.1f GFLOP/s (%.1f median)\n",
+        roof->read_bytes_per_second.median / 1e9, roof->read_bytes_per_second.best / 1e9,
+        roof->fma_flops.best / 1e9, roof->fma_flops.median / 1e9);
   }
-  out << "test      tokens  context  sequences    tokens/s     range          of the ceiling\n";
-  for (const Result& r : results) {
-    const auto [low, high] = std::minmax_element(r.rates.begin(), r.rates.end());
-    out << std::left << std::setw(9) << r.test << std::right << std::setw(7) << r.n << std::setw(9)
-        << r.depth << std::setw(11) << r.seqs << std::setw(12) << r.median() << "   "
-        << std::setw(7) << *low << " .. " << std::left << std::setw(8) << *high << std::right;
-    if (roof != nullptr) {
-      out << std::setw(6) << 100 * Fraction(r, *roof)
-          << (r.test == "prefill" ? " % of multiply-add peak" : " % of median read bandwidth");
-    }
-    out << "\n";
-  }
+  PrintRows(rows, out);
 }
 
-void PrintJson(const BenchOptions& o, const Model& model, const std::vector<Result>& results,
+// The results have the keys that other engines' benchmarks write, so that scripts can put them side by side.
+void PrintJson(const BenchOptions& o, const Model& model, const std::vector<BenchRow>& rows,
                const Roofline* roof, std::ostream& out) {
-  nlohmann::ordered_json doc;
-  doc["label"] = o.label.empty() ? "deltamesh" : o.label;
-  doc["model"] = o.model;
-  doc["model_bytes"] = model.weight_bytes();
-  doc["threads"] = o.threads;
-  doc["weights"] = o.weights;
-  doc["packed"] = model.packed().path;
-  doc["system"] = kernels::CpuTargets().front();
+  nlohmann::ordered_json doc = {{"label", o.label.empty() ? "deltamesh" : o.label},
+                                {"model", o.model},
+                                {"model_bytes", model.weight_bytes()},
+                                {"threads", o.threads},
+                                {"weights", o.weights},
+                                {"packed", model.packed().path},
+                                {"system", kernels::CpuTargets().front()}};
   if (roof != nullptr) {
     doc["ceilings"] = {{"read_gbs_best", roof->read_bytes_per_second.best / 1e9},
                        {"read_gbs_median", roof->read_bytes_per_second.median / 1e9},
                        {"fp32_fma_gflops_best", roof->fma_flops.best / 1e9},
                        {"fp32_fma_gflops_median", roof->fma_flops.median / 1e9}};
   }
-  for (const Result& r : results) {
-    nlohmann::ordered_json row = {{"test", r.test},           {"n", r.n},
-                                  {"depth", r.depth},         {"seqs", r.seqs},
-                                  {"median_tps", r.median()}, {"runs", r.rates}};
-    if (roof != nullptr) row["fraction_of_ceiling"] = Fraction(r, *roof);
-    doc["results"].push_back(std::move(row));
-  }
+  // Rows in bytes have other keys and stand apart.
+  std::vector<BenchRow> tokens, bytes;
+  for (const BenchRow& row : rows) (row.test == "handoff" ? bytes : tokens).push_back(row);
+  doc["results"] = RowsJson(tokens);
+  doc["handoff"] = RowsJson(bytes);
   out << doc.dump(1) << "\n";
 }
 
 absl::Status CheckOptions(const BenchOptions& o) {
-  if (o.repetitions < 1) return InvalidArgument("repetitions: %d; use at least 1", o.repetitions);
-  if (o.decode_steps < 1)
-    return InvalidArgument("decode-steps: %d; use at least 1", o.decode_steps);
-  if (o.chunk_tokens < 1)
-    return InvalidArgument("chunk-tokens: %d; use at least 1", o.chunk_tokens);
   for (const int64_t n : o.prefill) {
     if (n < 1) return InvalidArgument("prefill: %d tokens; use at least 1", n);
   }
   for (const int64_t n : o.depths) {
-    if (n < 0) return InvalidArgument("depths: %d; use at least 0", n);
+    if (n < kBlockTokens || n % kBlockTokens != 0) {
+      return InvalidArgument("depths: %d; use multiples of %d", n, kBlockTokens);
+    }
   }
-  for (const int64_t n : o.sequences) {
-    if (n < 1) return InvalidArgument("sequences: %d; use at least 1", n);
+  for (const auto* list : {&o.sequences, &o.mesh_sequences}) {
+    for (const int64_t n : *list) {
+      if (n < 1 || n > 1024) return InvalidArgument("sequences: %d; use 1 to 1024", n);
+    }
   }
   return absl::OkStatus();
 }
 
 }  // namespace
 
+void AddBenchFlags(CLI::App* app, BenchOptions* o) {
+  app->add_option("--model", o->model, "checkpoint folder")->envname("DELTAMESH_MODEL")->required();
+  app->add_option("--sections", o->sections, "what to measure, of these")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"prefill", "decode", "batch", "context", "handoff", "mesh"}))
+      ->capture_default_str();
+  app->add_option("--threads", o->threads, "threads")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app->add_option("--weights", o->weights, "width of matrices: as stored, or 8bit")
+      ->envname("DELTAMESH_WEIGHTS")
+      ->check(CLI::IsMember({"stored", "8bit"}))
+      ->capture_default_str();
+  app->add_option("--packed-dir", o->packed_dir, "folder of packed weights, auto or off")
+      ->envname("DELTAMESH_PACKED_DIR")
+      ->capture_default_str();
+  app->add_option("--prefill", o->prefill, "prompt lengths: 128,512")
+      ->delimiter(',')
+      ->capture_default_str();
+  app->add_option("--sequences", o->sequences, "batch sizes for decoding")
+      ->delimiter(',')
+      ->capture_default_str();
+  app->add_option("--depths", o->depths, "contexts for decoding one sequence, in tokens")
+      ->delimiter(',')
+      ->capture_default_str();
+  app->add_option("--handoff-mib", o->handoff.mib, "sizes of handed-over states, in MiB")
+      ->delimiter(',')
+      ->capture_default_str();
+  app->add_option("--handoff-in-flight", o->handoff.in_flight, "hand-offs at once")
+      ->delimiter(',')
+      ->capture_default_str();
+  app->add_option("--handoff-moved-mib", o->handoff.moved_mib, "MiB of hand-offs per measurement")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16))
+      ->capture_default_str();
+  app->add_option("--mesh-sequences", o->mesh_sequences, "streams at once through the mesh")
+      ->delimiter(',')
+      ->capture_default_str();
+  app->add_option("--mesh-experts", o->mesh_experts,
+                  "expert shards of the mesh; 0: experts in each worker")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
+  app->add_option("--decode-steps", o->decode_steps, "steps per measurement")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  app->add_option("--chunk-tokens", o->chunk_tokens, "prompt tokens per call")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app->add_option("--repetitions", o->repetitions, "the median is reported")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app->add_option("--roofline-seconds", o->roofline_seconds,
+                  "of each probe of the machine; 0: no probes and no fractions")
+      ->check(CLI::Range(0.0, 10.0))
+      ->capture_default_str();
+  app->add_flag("--json", o->json, "JSON instead of a table");
+  app->add_option("--label", o->label, "free text for the JSON");
+}
+
 absl::Status RunBench(const BenchOptions& options, std::ostream& out) {
+  InitLog("bench", LogLevel::kWarning);
   RETURN_IF_ERROR(CheckOptions(options));
   std::optional<Roofline> roof;
-  if (options.roofline) {
-    ASSIGN_OR_RETURN(roof, MeasureRoofline({.threads = options.threads}));
+  if (options.roofline_seconds > 0) {
+    ASSIGN_OR_RETURN(
+        roof, MeasureRoofline({.threads = options.threads, .seconds = options.roofline_seconds}));
   }
   const SystemClock clock;
   ASSIGN_OR_RETURN(const LoadOptions load,
                    ToolLoadOptions(options.model, options.threads, options.weights,
                                    options.packed_dir, &clock, &std::cerr));
   ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(options.model, load));
-  if (model->config().vocab <= 16) {
-    return InvalidArgument("model: a vocabulary of %d leaves no ids to feed; use more than 16",
-                           model->config().vocab);
-  }
-  Bench bench(options, model.get());
-  std::vector<Result> results;
-  for (const int64_t n : options.prefill) {
-    ASSIGN_OR_RETURN(Result r, bench.Prefill(n));
-    results.push_back(std::move(r));
-  }
-  for (const int64_t depth : options.depths) {
-    ASSIGN_OR_RETURN(Result r, bench.Decode(1, depth));
-    results.push_back(std::move(r));
-  }
-  for (const int64_t n : options.sequences) {
-    ASSIGN_OR_RETURN(Result r, bench.Decode(n, 0));
-    results.push_back(std::move(r));
-  }
+  RETURN_IF_ERROR(CheckBenchVocab(model->config().vocab));
   const Roofline* ceilings = roof ? &*roof : nullptr;
-  if (options.json) {
-    PrintJson(options, *model, results, ceilings, out);
-  } else {
-    PrintTable(results, ceilings, out);
-  }
+  Bench bench(options, model.get(), ceilings);
+  ASSIGN_OR_RETURN(const std::vector<BenchRow> rows, bench.Run());
+  (options.json ? PrintJson : PrintTable)(options, *model, rows, ceilings, out);
   return absl::OkStatus();
 }
 

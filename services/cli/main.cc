@@ -113,36 +113,10 @@ void AddPack(CLI::App& app, Command& command) {
 }
 
 void AddBench(CLI::App& app, Command& command) {
-  auto* bench = app.add_subcommand("bench", "measure one engine against the machine's ceilings");
+  auto* bench = app.add_subcommand(
+      "bench", "measure engine, hand-off and mesh against the machine's ceilings");
   auto o = std::make_shared<BenchOptions>();
-  bench->add_option("--model", o->model, "checkpoint folder")
-      ->envname("DELTAMESH_MODEL")
-      ->required();
-  bench->add_option("--threads", o->threads, "threads")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  bench->add_option("--weights", o->weights, "width of matrices: as stored, or 8bit")
-      ->envname("DELTAMESH_WEIGHTS")
-      ->check(CLI::IsMember({"stored", "8bit"}))
-      ->capture_default_str();
-  bench->add_option("--packed-dir", o->packed_dir, "folder of packed weights, auto or off")
-      ->envname("DELTAMESH_PACKED_DIR")
-      ->capture_default_str();
-  bench->add_option("--prefill", o->prefill, "prompt lengths: 128,512")->delimiter(',');
-  bench->add_option("--depths", o->depths, "contexts for decoding one sequence")->delimiter(',');
-  bench->add_option("--sequences", o->sequences, "batch sizes for decoding")->delimiter(',');
-  bench->add_option("--decode-steps", o->decode_steps, "steps per measurement")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  bench->add_option("--chunk-tokens", o->chunk_tokens, "prompt tokens per call")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  bench->add_option("--repetitions", o->repetitions, "the median is reported")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  bench->add_flag("!--no-roofline", o->roofline, "do not probe the machine first");
-  bench->add_flag("--json", o->json, "JSON instead of a table");
-  bench->add_option("--label", o->label, "free text for the JSON");
+  AddBenchFlags(bench, o.get());
   auto quality = std::make_shared<QualityOptions>();
   bench->add_option(
       "--quality", quality->text,
@@ -160,6 +134,12 @@ void AddBench(CLI::App& app, Command& command) {
       return ExitCode(RunQuality(*quality, std::cout));
     };
   });
+}
+
+void AddBenchPeer(CLI::App& app, Command& command) {
+  auto* peer = app.add_subcommand("bench-handoff-peer", "the other process of a measured hand-off");
+  peer->group("");  // bench starts it
+  peer->callback([&command] { command = [] { return RunHandoffPeer(); }; });
 }
 
 void AddBenchMesh(CLI::App& app, Command& command) {
@@ -209,6 +189,7 @@ int Main(int argc, char** argv) {
   AddLogits(app, command);
   AddPack(app, command);
   AddBench(app, command);
+  AddBenchPeer(app, command);
   AddBenchMesh(app, command);
   AddGenerate(app, command);
   AddCall(app, command);

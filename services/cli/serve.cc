@@ -360,10 +360,12 @@ void AddServeFlags(CLI::App* app, ServeOptions* o) {
   app->add_option("--ready-seconds", o->ready_seconds, "longest wait until all processes are up")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app->add_option("--parent", o->parent, "end when this process dies")->group("");
 }
 
 int RunServe(const ServeOptions& options) {
   const SignalWaiter signals;
+  if (options.parent != 0) DieWithParent(static_cast<pid_t>(options.parent));
   InitLog("serve", LogLevel::kInfo);
   absl::Status status = CheckOptions(options);
   if (!status.ok()) return Report(status);

@@ -30,6 +30,7 @@ struct ServeOptions {
   std::string run_dir;  // logs and port files; empty: a temporary folder
   bool keep_run_dir = false;
   double ready_seconds = 600;  // longest wait for all processes
+  int64_t parent = 0;          // end when this process dies; 0: never
 };
 void AddServeFlags(CLI::App* app, ServeOptions* options);
 

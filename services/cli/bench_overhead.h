@@ -1,0 +1,25 @@
+// What the mesh costs: tokens per second through a whole local mesh beside one engine in this process.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "services/cli/bench_engine.h"
+#include "services/cli/bench_rows.h"
+#include "services/cli/local_mesh.h"
+
+namespace deltamesh {
+
+struct OverheadOptions {
+  LocalMeshOptions mesh;
+  std::vector<int64_t> prefill;    // prompt lengths
+  std::vector<int64_t> sequences;  // streams decoded at once
+  int64_t decode_steps = 64;
+  int repetitions = 3;
+};
+
+// `engine` has as many threads as each worker of the mesh, and takes turns with it on the same ids.
+absl::StatusOr<std::vector<BenchRow>> MeasureOverhead(const OverheadOptions& options,
+                                                      BenchEngine* engine);
+
+}  // namespace deltamesh

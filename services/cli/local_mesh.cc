@@ -1,0 +1,67 @@
+#include "services/cli/local_mesh.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string_view>
+
+#include "absl/time/clock.h"
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+namespace {
+
+constexpr std::string_view kGrpc = "grpc  ";  // before the router's address
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LocalMesh>> LocalMesh::Start(const LocalMeshOptions& o) {
+  std::unique_ptr<LocalMesh> mesh(new LocalMesh);
+  std::string folder = (std::filesystem::temp_directory_path() / "deltamesh-bench-XXXXXX").string();
+  if (mkdtemp(folder.data()) == nullptr) return Unavailable("%s: cannot be created", folder);
+  mesh->folder_ = folder;
+  mesh->children_ = std::make_unique<Children>(folder);
+  RETURN_IF_ERROR(mesh->children_->Start(
+      "serve", {"serve", "--model=" + o.model, "--grpc-port=0", "--http-port=0",
+                "--threads=" + std::to_string(o.threads), "--experts=" + std::to_string(o.experts),
+                "--weights=" + o.weights, "--packed-dir=" + o.packed_dir,
+                "--run-dir=" + folder + "/run", "--parent=" + std::to_string(getpid())}));
+  RETURN_IF_ERROR(mesh->AwaitReady(o.ready_max));
+  return mesh;
+}
+
+LocalMesh::~LocalMesh() {
+  if (children_) children_->StopAll(absl::Seconds(10));
+  std::error_code ignored;
+  if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
+}
+
+absl::Status LocalMesh::AwaitReady(absl::Duration longest) {
+  const absl::Time until = absl::Now() + longest;
+  for (; absl::Now() < until; absl::SleepFor(absl::Milliseconds(50))) {
+    if (const std::optional<Children::Exit> exit = children_->Reap()) {
+      return Unavailable("the local mesh ended: %s. Its last words:\n%s", exit->how, LastWords());
+    }
+    // Its word that all processes, not only the router, are up.
+    std::ifstream log(children_->log_path("serve"));
+    for (std::string line; std::getline(log, line);) {
+      const size_t at = line.find(kGrpc);
+      if (!line.starts_with("ready ") || at == std::string::npos) continue;
+      router_ = line.substr(at + kGrpc.size());
+      return absl::OkStatus();
+    }
+  }
+  return DeadlineExceeded("the local mesh was not ready within %s. Its last words:\n%s",
+                          absl::FormatDuration(longest), LastWords());
+}
+
+std::string LocalMesh::LastWords() const {
+  std::string out;
+  for (const std::string& line : children_->Tail("serve", 12)) out += "  | " + line + "\n";
+  return out;
+}
+
+}  // namespace deltamesh

@@ -1,0 +1,43 @@
+// A whole mesh on this machine for as long as this object lives: `deltamesh serve` as a child, on free ports.
+//
+// Not thread-safe; belongs to the main thread (the child ends with the thread that started it).
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "services/cli/children.h"
+
+namespace deltamesh {
+
+struct LocalMeshOptions {
+  std::string model;  // checkpoint folder
+  int threads = 2;    // of each worker
+  int experts = 2;    // shards; 0: experts in each worker
+  std::string weights = "stored";
+  std::string packed_dir = "auto";
+  absl::Duration ready_max = absl::Minutes(5);
+};
+
+class LocalMesh {
+ public:
+  // Ready when it returns. The error holds the last words of what could not start.
+  static absl::StatusOr<std::unique_ptr<LocalMesh>> Start(const LocalMeshOptions& options);
+  ~LocalMesh();
+  LocalMesh(const LocalMesh&) = delete;
+  LocalMesh& operator=(const LocalMesh&) = delete;
+
+  const std::string& router() const { return router_; }  // its gRPC address
+
+ private:
+  LocalMesh() = default;
+  absl::Status AwaitReady(absl::Duration longest);
+  std::string LastWords() const;
+
+  std::string folder_, router_;
+  std::unique_ptr<Children> children_;
+};
+
+}  // namespace deltamesh
