@@ -44,7 +44,7 @@ std::vector<std::string> CpuTargets() {
   return names;
 }
 
-bool ForceCpuTargetForTest(const std::string& name) {
+bool ForceCpuTarget(const std::string& name) {
   hwy::SetSupportedTargetsForTest(0);
   int64_t chosen = name.empty() ? hwy::SupportedTargets() : 0;
   for (int64_t targets = Supported(); targets != 0; targets &= targets - 1) {

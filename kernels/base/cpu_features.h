@@ -18,8 +18,9 @@ std::string CpuRequirement();
 // Targets the kernels can use here, best first; the first is the one in use. Empty if !CpuCanRun().
 std::vector<std::string> CpuTargets();
 
-// Makes every kernel of this process use one of CpuTargets(); "" returns to the best. False if
-// there is no such target here. For tests only; not while kernels run.
-bool ForceCpuTargetForTest(const std::string& name);
+// Makes every kernel of this process use one of CpuTargets(), which then is the only one; "" returns to
+// the best. False if there is no such target here. Not while kernels run: at start, to measure a lesser
+// CPU, or in tests.
+bool ForceCpuTarget(const std::string& name);
 
 }  // namespace deltamesh::kernels

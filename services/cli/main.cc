@@ -1,12 +1,17 @@
 // The one binary: every role and every tool is a subcommand.
 #include <unistd.h>
 
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <iostream>
 
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/cpu_features.h"
+#include "runtime/base/status.h"
 #include "services/cli/bench.h"
 #include "services/cli/bench_mesh.h"
 #include "services/cli/call.h"
@@ -27,6 +32,8 @@
 
 namespace deltamesh {
 namespace {
+
+constexpr char kCpuTargetVariable[] = "DELTAMESH_CPU_TARGET";
 
 // What to run once the flags are parsed; returns the exit code.
 using Command = std::function<int()>;
@@ -178,9 +185,26 @@ void AddChat(CLI::App& app, Command& command) {
   });
 }
 
+// Holds for the kernels of this process and, through the environment, of those it starts.
+absl::Status UseCpuTarget(std::string target) {
+  if (target.empty()) return absl::OkStatus();
+  absl::AsciiStrToUpper(&target);
+  if (!kernels::ForceCpuTarget(target)) {
+    return InvalidArgument("--cpu-target: %s is not known or not of this CPU; use %s", target,
+                           absl::StrJoin(kernels::CpuTargets(), " or "));
+  }
+  setenv(kCpuTargetVariable, target.c_str(), 1);
+  return absl::OkStatus();
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("deltamesh: a serving mesh for Kimi-Linear and Kimi K3");
   app.require_subcommand(1);
+  app.fallthrough();  // so that it may follow the subcommand too
+  std::string cpu_target;
+  app.add_option("--cpu-target", cpu_target,
+                 "instructions to use, such as AVX2 (default: the best of this CPU)")
+      ->envname(kCpuTargetVariable);
   app.set_version_flag("--version", "deltamesh 0.1.0");
   Command command;
   AddServe(app, command);
@@ -195,6 +219,7 @@ int Main(int argc, char** argv) {
   AddCall(app, command);
   AddChat(app, command);
   CLI11_PARSE(app, argc, argv);
+  if (const absl::Status status = UseCpuTarget(cpu_target); !status.ok()) return ExitCode(status);
   return command();
 }
 

@@ -51,6 +51,15 @@ class BenchTest(unittest.TestCase):
         self.assertIn("% of a TCP connection", done.stdout)
         self.assertIn("% of median read bandwidth", done.stdout)
 
+    def test_a_lesser_cpu(self):
+        def system(*args, **env):
+            done = bench("--sections=decode", "--json", *SHORT, *args, **env)
+            return json.loads(done.stdout)["system"] if done.returncode == 0 else done.stderr
+        best = system()
+        self.assertEqual(system("--cpu-target=" + best.lower()), best)
+        self.assertIn("--cpu-target: SSE4 is not known or not of this CPU; use " + best,
+                      system(DELTAMESH_CPU_TARGET="sse4"))
+
     def test_what_cannot_be_measured(self):
         for flag, message in (("--depths=100", "depths: 100; use multiples of 64"),
                               ("--handoff-mib=0", "handoff-mib: 0; use 1 to"),

@@ -22,10 +22,10 @@ void ForEachTarget(const Body& body) {
   ASSERT_TRUE(CpuCanRun()) << "needs " << CpuRequirement();
   for (const std::string& target : CpuTargets()) {
     SCOPED_TRACE("target " + target);
-    ASSERT_TRUE(ForceCpuTargetForTest(target));
+    ASSERT_TRUE(ForceCpuTarget(target));
     body();
   }
-  ASSERT_TRUE(ForceCpuTargetForTest(""));
+  ASSERT_TRUE(ForceCpuTarget(""));
 }
 
 inline bool SameBits(float a, float b) {

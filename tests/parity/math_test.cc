@@ -147,10 +147,10 @@ TEST(CpuFeatures, TargetsCanBeForced) {
   EXPECT_FALSE(CpuRequirement().empty());
   const std::vector<std::string> targets = CpuTargets();
   ASSERT_FALSE(targets.empty());
-  EXPECT_FALSE(ForceCpuTargetForTest("SSE4"));
-  ASSERT_TRUE(ForceCpuTargetForTest(targets.back()));
+  EXPECT_FALSE(ForceCpuTarget("SSE4"));
+  ASSERT_TRUE(ForceCpuTarget(targets.back()));
   EXPECT_EQ(CpuTargets(), std::vector<std::string>{targets.back()});
-  ASSERT_TRUE(ForceCpuTargetForTest(""));
+  ASSERT_TRUE(ForceCpuTarget(""));
   EXPECT_EQ(CpuTargets(), targets);
 }
 
