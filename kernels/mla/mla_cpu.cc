@@ -1,6 +1,7 @@
-// Pairs pass in groups over each block, so a latent row that was loaded serves many queries: first all
-// scores of the block, then its softmax, then the weighted sum of its rows as a small product.
+// Pairs pass in groups over each block, so a latent that was loaded serves many queries: first all scores
+// of the block, then its softmax, then the weighted sum of its rows.
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "kernels/base/simd_targets.h"
@@ -8,193 +9,68 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/mla/mla_cpu.cc"
-#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/base/lanes-inl.h"
 #include "kernels/base/math-inl.h"
-#include "kernels/base/product-inl.h"
+#include "kernels/mla/tiles-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace deltamesh::kernels {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-constexpr int64_t kGroup = 16;                          // pairs that pass over a block together
-constexpr int64_t kScorePositions = 4;                  // rows of a score tile, reduced together
-constexpr int kScorePairs = kLaneVectors == 1 ? 4 : 1;  // pairs of a score tile
+static_assert(kMlaGroup % kN == 0);
 
-struct Dims {
-  int64_t rank, rope, width;
-  float scale;
-};
-
-// A running softmax; its weighted sum of latents is in `acc`.
+// Running softmax of a group's pairs; the weighted sums of latents are rows of `acc`.
 struct Running {
-  float m, l;
+  alignas(64) float m[kMlaGroup];
+  alignas(64) float l[kMlaGroup];
   float* acc;
+  int64_t acc_stride;
 };
 
 // Consecutive pairs; positions never decrease from one to the next.
 struct Group {
-  int64_t size;
-  const float* latent[kGroup];
-  const float* rope[kGroup];
-  int64_t positions[kGroup];  // that the pair may see
-  Running total[kGroup];
+  int64_t size, panels;
+  int64_t positions[kMlaGroup];             // that the pair may see
+  alignas(64) float visible[kMlaGroup];     // the same within the block at hand, 0 .. 64
+  alignas(64) float f[kMlaGroup];           // what the block leaves of earlier sums
+  alignas(64) float e[kBlock * kMlaGroup];  // scores, then their exponentials, [64][panels * kN]
+  alignas(64) float q[kMlaGroup * (kMaxRank + kMaxRope)];  // [panels][width][kN]
+  Running span, total;
+  // Rows of `span` where they may not go to the output. The odd stride keeps them out of one another's way
+  // in the first-level cache.
+  alignas(64) float acc[kMlaGroup * (kMaxRank + kLanes)];
+  int64_t stride() const { return panels * kN; }
 };
 
-struct Scratch {
-  alignas(64) float e[kGroup][kBlock];  // scores, then their exponentials
-  alignas(64) float acc[kGroup][kMaxRank];
-};
-
-template <int kPairs>
-HWY_INLINE void ScoreStep(Lanes (&lanes)[kPairs][kScorePositions], const float* const* q,
-                          const float* const* rows, int64_t at_q, int64_t at_row, int64_t count) {
-#pragma GCC unroll 4
-  for (int i = 0; i < kPairs; ++i) {
-#pragma GCC unroll 4
-    for (int s = 0; s < kScorePositions; ++s) {
-      if (count == kLanes) {
-        lanes[i][s].MulAdd(q[i] + at_q, rows[s] + at_row);
-      } else {
-        lanes[i][s].MulAddPart(q[i] + at_q, rows[s] + at_row, count);
-      }
-    }
+// Lane i of panel takes source[i][k], k < count; lanes beyond `lanes` are zero.
+HWY_INLINE void PackLanes(const float* const* source, int64_t lanes, int64_t count, float* panel) {
+  for (int64_t k = 0; k < count; ++k, panel += kN) {
+    for (int64_t i = 0; i < lanes; ++i) panel[i] = source[i][k];
+    for (int64_t i = lanes; i < kN; ++i) panel[i] = 0.0f;
   }
 }
 
-// kAhead: also fetch the same stretch of the tile's next four rows. The rows are too short for the
-// hardware to notice a stream.
-template <bool kAhead, int kPairs>
-HWY_INLINE void ScorePart(Lanes (&lanes)[kPairs][kScorePositions], const float* const* q,
-                          const float* const* rows, int64_t row_begin, int64_t size,
-                          int64_t ahead) {
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    if (kAhead) {
-      for (int s = 0; s < kScorePositions; ++s) hwy::Prefetch(rows[s] + row_begin + i + ahead);
+HWY_NOINLINE void PackQueries(const MlaAttendParams& p, int64_t begin, Group& group) {
+  for (int64_t i = 0; i < group.size; i += kN) {
+    const float *latent[kN], *rope[kN];
+    const int64_t lanes = HWY_MIN(kN, group.size - i);
+    for (int64_t j = 0; j < lanes; ++j) {
+      const int64_t pair = begin + i + j, token = pair / p.heads, head = pair % p.heads;
+      latent[j] = p.q_latent + pair * p.rank;
+      rope[j] = p.q_rope + token * p.q_rope_token_stride + head * p.q_rope_head_stride;
+      group.positions[i + j] = p.start + token + 1;
     }
-    ScoreStep(lanes, q, rows, i, row_begin + i, kLanes);
+    float* panel = group.q + i * (p.rank + p.rope);
+    PackLanes(latent, lanes, p.rank, panel);
+    PackLanes(rope, lanes, p.rope, panel + p.rank * kN);
   }
-  if (i < size) ScoreStep(lanes, q, rows, i, row_begin + i, size - i);
-}
-
-// Scores of kPairs pairs from `pair` on against four rows, to e[pair][s .. s + 4).
-template <bool kAhead, int kPairs>
-HWY_INLINE void ScoreTile(const Dims& dims, const Group& group, int64_t pair,
-                          const float* const* rows, int64_t s, Scratch& scratch) {
-  Lanes lanes[kPairs][kScorePositions];
-  const int64_t ahead = kScorePositions * dims.width;
-  ScorePart<kAhead>(lanes, group.latent + pair, rows, 0, dims.rank, ahead);
-  ScorePart<kAhead>(lanes, group.rope + pair, rows, dims.rank, dims.rope, ahead);
-  const D4 d4;
-  for (int i = 0; i < kPairs; ++i) {
-    const V4 sums = Reduce4(lanes[i][0], lanes[i][1], lanes[i][2], lanes[i][3]);
-    hn::Store(hn::Mul(sums, hn::Set(d4, dims.scale)), d4, scratch.e[pair + i] + s);
-  }
-}
-
-// Scores of pairs [begin, size) against the first `count` rows; some more of e is overwritten.
-HWY_NOINLINE void ScoreBlock(const Dims& dims, const Group& group, int64_t begin,
-                             const float* block, int64_t count, Scratch& scratch) {
-  for (int64_t s = 0; s < count; s += kScorePositions) {
-    const float* rows[kScorePositions];
-    // A row beyond the last visible one may not be written yet: the last one stands in for it.
-    for (int64_t i = 0; i < kScorePositions; ++i) {
-      rows[i] = block + HWY_MIN(s + i, count - 1) * dims.width;
-    }
-    int64_t pair = begin;
-    if (pair + kScorePairs <= group.size) {
-      ScoreTile<true, kScorePairs>(dims, group, pair, rows, s, scratch);
-      pair += kScorePairs;
-    }
-    for (; pair + kScorePairs <= group.size; pair += kScorePairs) {
-      ScoreTile<false, kScorePairs>(dims, group, pair, rows, s, scratch);
-    }
-    for (; pair < group.size; ++pair) ScoreTile<false, 1>(dims, group, pair, rows, s, scratch);
-  }
-}
-
-// Turns the first `count` scores into exponentials and takes their sum; returns the factor of what the
-// span held before.
-HWY_INLINE float SoftmaxBlock(float* e, int64_t count, bool first, Running& span) {
-  const DF d;
-  for (int64_t s = count; s < kBlock; ++s) e[s] = -std::numeric_limits<float>::infinity();
-  VF most = hn::Load(d, e);
-  for (int64_t s = kN; s < kBlock; s += kN) most = hn::Max(most, hn::Load(d, e + s));
-  float m = hn::GetLane(hn::MaxOfLanes(d, most));
-  if (!first && span.m > m) m = span.m;
-  Lanes sums;
-  for (int64_t s = 0; s < kBlock; s += kLanes) {
-    VF x[kLaneVectors];
-    for (int j = 0; j < kLaneVectors; ++j) {
-      x[j] = Exp(d, hn::Sub(hn::Load(d, e + s + j * kN), hn::Set(d, m)));
-      hn::Store(x[j], d, e + s + j * kN);
-    }
-    sums.Add(x);
-  }
-  const float sum = Reduce(sums);
-  const float f = first ? 0.0f : kernels::Exp(span.m - m);
-  span.l = first ? sum : std::fma(span.l, f, sum);
-  span.m = m;
-  return f;
 }
 
 HWY_INLINE int64_t Visible(const Group& group, int64_t pair, int64_t block) {
-  return HWY_MIN(group.positions[pair] - block * kBlock, kBlock);
-}
-
-// acc of pairs [begin, size) takes the rows that all of them see together, then each pair its own rest.
-HWY_NOINLINE void SumBlock(const Dims& dims, const Group& group, int64_t begin, int64_t block_index,
-                           const float* block, bool first, const float* f, Running* span,
-                           const Scratch& scratch) {
-  const float* x[kGroup];
-  float* y[kGroup];
-  for (int64_t i = begin; i < group.size; ++i) {
-    x[i] = scratch.e[i];
-    y[i] = span[i].acc;
-  }
-  const int64_t shared = Visible(group, begin, block_index);
-  const ProductParams together = {.x = x + begin,
-                                  .w = block,
-                                  .w_stride = dims.width,
-                                  .scale = f + begin,
-                                  .y = y + begin,
-                                  .rows = group.size - begin,
-                                  .k = shared,
-                                  .cols = dims.rank};
-  if (first) {
-    Product<ChainStart::kZero>(together);
-  } else {
-    Product<ChainStart::kScale>(together);
-  }
-  for (int64_t i = begin; i < group.size; ++i) {
-    const int64_t rest = Visible(group, i, block_index) - shared;
-    if (rest == 0) continue;
-    const float* own = x[i] + shared;
-    Product<ChainStart::kKeep>({.x = &own,
-                                .w = block + shared * dims.width,
-                                .w_stride = dims.width,
-                                .scale = nullptr,
-                                .y = y + i,
-                                .rows = 1,
-                                .k = rest,
-                                .cols = dims.rank});
-  }
-}
-
-HWY_INLINE void Merge(const Running& span, int64_t rank, Running& total) {
-  const float m = span.m > total.m ? span.m : total.m;
-  const float f = kernels::Exp(total.m - m), g = kernels::Exp(span.m - m);
-  total.l = std::fma(total.l, f, span.l * g);
-  total.m = m;
-  const VF fv = hn::Set(DF(), f), gv = hn::Set(DF(), g);
-  ForVectors(0, rank, [&](int64_t r, int64_t count) HWY_ATTR {
-    const VF added = hn::Mul(LoadUpTo(span.acc + r, count), gv);
-    StoreUpTo(hn::MulAdd(LoadUpTo(total.acc + r, count), fv, added), total.acc + r, count);
-  });
+  return HWY_MAX(HWY_MIN(group.positions[pair] - block * kBlock, kBlock), 0);
 }
 
 // First pair of the group that sees any row of the block.
@@ -204,61 +80,212 @@ HWY_INLINE int64_t FirstActive(const Group& group, int64_t block) {
   return pair;
 }
 
-HWY_NOINLINE void AttendSpan(const MlaAttendParams& p, const Dims& dims, int64_t block_begin,
-                             int64_t block_end, Group& group, Scratch& scratch) {
-  Running span[kGroup];
-  for (int64_t i = 0; i < group.size; ++i) {
-    span[i] = {.m = 0.0f, .l = 0.0f, .acc = block_begin == 0 ? group.total[i].acc : scratch.acc[i]};
-  }
-  for (int64_t b = block_begin; b < block_end; ++b) {
-    const bool first = b == block_begin;
-    const int64_t active = FirstActive(group, b);
-    ScoreBlock(dims, group, active, p.blocks[b], Visible(group, group.size - 1, b), scratch);
-    float f[kGroup];
-    for (int64_t i = active; i < group.size; ++i) {
-      f[i] = SoftmaxBlock(scratch.e[i], Visible(group, i, b), first, span[i]);
+// One panel: scales the scores, absent ones become -inf; returns the largest of each pair.
+template <bool kAll>
+HWY_INLINE VF ScaleScores(float* e, int64_t stride, float scale, VF visible) {
+  const DF d;
+  const VF by = hn::Set(d, scale), none = hn::Set(d, -std::numeric_limits<float>::infinity());
+  VF most = none;
+  for (int64_t s = 0; s < kBlock; ++s) {
+    VF x = hn::Mul(hn::Load(d, e + s * stride), by);
+    if (!kAll) {
+      x = hn::IfThenElse(hn::Lt(hn::Set(d, static_cast<float>(s)), visible), x, none);
     }
-    SumBlock(dims, group, active, b, p.blocks[b], first, f, span, scratch);
+    hn::Store(x, d, e + s * stride);
+    most = hn::Max(most, x);
   }
-  for (int64_t i = FirstActive(group, block_begin); i < group.size; ++i) {
-    if (block_begin == 0) {
-      group.total[i] = span[i];
-    } else {
-      Merge(span[i], dims.rank, group.total[i]);
+  return most;
+}
+
+// One panel: scores become exponentials; returns their sums.
+HWY_INLINE VF Exponentials(float* e, int64_t stride, VF m) {
+  const DF d;
+  VF lane[kLanes];
+  for (int64_t j = 0; j < kLanes; ++j) lane[j] = hn::Zero(d);
+  for (int64_t s0 = 0; s0 < kBlock; s0 += kLanes) {
+    for (int64_t j = 0; j < kLanes; ++j) {
+      float* at = e + (s0 + j) * stride;
+      const VF x = Exp(d, hn::Sub(hn::Load(d, at), m));
+      hn::Store(x, d, at);
+      lane[j] = hn::Add(lane[j], x);
     }
+  }
+  for (int64_t half = kLanes / 2; half >= 1; half /= 2) {
+    for (int64_t j = 0; j < half; ++j) lane[j] = hn::Add(lane[j], lane[j + half]);
+  }
+  return lane[0];
+}
+
+// Softmax of the block's scores for the pairs that see any of it; the others keep their values.
+HWY_NOINLINE void SoftmaxBlock(float scale, int64_t block, bool first, Group& group) {
+  const DF d;
+  const int64_t begin = FirstActive(group, block);
+  for (int64_t i = 0; i < group.stride(); ++i) {
+    group.visible[i] = i < group.size ? static_cast<float>(Visible(group, i, block)) : kBlock;
+  }
+  const bool all = begin == 0 && Visible(group, 0, block) == kBlock;
+  for (int64_t i = begin / kN * kN; i < group.stride(); i += kN) {
+    const VF visible = hn::Load(d, group.visible + i);
+    float* e = group.e + i;
+    VF m = all ? ScaleScores<true>(e, group.stride(), scale, visible)
+               : ScaleScores<false>(e, group.stride(), scale, visible);
+    const VF old_m = hn::Load(d, group.span.m + i), old_l = hn::Load(d, group.span.l + i);
+    if (!first) m = hn::Max(m, old_m);
+    const VF sum = Exponentials(e, group.stride(), m);
+    VF l = sum;
+    if (!first) {
+      const VF f = Exp(d, hn::Sub(old_m, m));
+      hn::Store(f, d, group.f + i);
+      l = hn::MulAdd(old_l, f, sum);
+    }
+    const auto sees = hn::Gt(visible, hn::Zero(d));
+    hn::Store(hn::IfThenElse(sees, m, old_m), d, group.span.m + i);
+    hn::Store(hn::IfThenElse(sees, l, old_l), d, group.span.l + i);
   }
 }
 
-HWY_INLINE void AttendGroup(const MlaAttendParams& p, const Dims& dims, Group& group,
-                            Scratch& scratch) {
-  const int64_t block_count = (group.positions[group.size - 1] + kBlock - 1) / kBlock;
-  for (int64_t b = 0; b < block_count; b += kSpanBlocks) {
-    AttendSpan(p, dims, b, HWY_MIN(b + kSpanBlocks, block_count), group, scratch);
+// acc of the pairs takes the rows that all of them see together, then those of each token its own rest.
+HWY_NOINLINE void SumBlock(const MlaAttendParams& p, int64_t block, bool first, Group& group) {
+  const int64_t begin = FirstActive(group, block), shared = Visible(group, begin, block);
+  SumParams sum = {.e = group.e + begin,
+                   .e_stride = group.stride(),
+                   .rows = p.blocks[block],
+                   .width = p.rank + p.rope,
+                   .rank = p.rank,
+                   .start = first ? SumStart::kZero : SumStart::kScale,
+                   .f = group.f + begin,
+                   .acc = group.span.acc + begin * group.span.acc_stride,
+                   .acc_stride = group.span.acc_stride,
+                   .pairs = group.size - begin,
+                   .s_begin = 0,
+                   .s_end = shared};
+  SumRows(sum);
+  sum.start = SumStart::kKeep;
+  sum.s_begin = shared;
+  for (int64_t i = begin; i < group.size;) {
+    int64_t end = i + 1;
+    while (end < group.size && group.positions[end] == group.positions[i]) ++end;
+    sum.s_end = Visible(group, i, block);
+    sum.pairs = end - i;
+    if (sum.s_end > shared) SumRows(sum);
+    sum.e += end - i;
+    sum.acc += (end - i) * sum.acc_stride;
+    i = end;
   }
-  for (int64_t i = 0; i < group.size; ++i) {
-    float* acc = group.total[i].acc;
-    const VF l = hn::Set(DF(), group.total[i].l);
-    ForVectors(0, dims.rank, [&](int64_t r, int64_t count) HWY_ATTR {
-      StoreUpTo(hn::Div(LoadUpTo(acc + r, count), l), acc + r, count);
-    });
+}
+
+// Leaves the span's own softmax in group.span; pairs that see nothing of it get l = 0.
+HWY_NOINLINE void AttendSpan(const MlaAttendParams& p, int64_t span, Group& group) {
+  const int64_t last = group.positions[group.size - 1];
+  const int64_t blocks = (last + kBlock - 1) / kBlock;
+  const int64_t begin = span * kSpanBlocks, end = HWY_MIN(begin + kSpanBlocks, blocks);
+  std::memset(group.span.l, 0, sizeof(group.span.l));
+  std::memset(group.span.m, 0, sizeof(group.span.m));
+  for (int64_t b = begin; b < end; ++b) {
+    const ScoreParams score = {.q = group.q,
+                               .rows = p.blocks[b],
+                               .next = b + 1 < blocks ? p.blocks[b + 1] : nullptr,
+                               .width = p.rank + p.rope,
+                               .e = group.e,
+                               .e_stride = group.stride()};
+    ScoreBlock(score, FirstActive(group, b) / kN, group.panels, Visible(group, group.size - 1, b));
+    SoftmaxBlock(p.scale, b, b == begin, group);
+    SumBlock(p, b, b == begin, group);
+  }
+}
+
+// One pair: (m, l, acc) takes a later span.
+HWY_INLINE void Merge(float ms, float ls, const float* accs, int64_t rank, float& m, float& l,
+                      float* acc) {
+  const float both = ms > m ? ms : m;
+  const float f = kernels::Exp(m - both), g = kernels::Exp(ms - both);
+  l = std::fma(l, f, ls * g);
+  m = both;
+  const VF fv = hn::Set(DF(), f), gv = hn::Set(DF(), g);
+  ForVectors(0, rank, [&](int64_t r, int64_t count) HWY_ATTR {
+    const VF added = hn::Mul(LoadUpTo(accs + r, count), gv);
+    StoreUpTo(hn::MulAdd(LoadUpTo(acc + r, count), fv, added), acc + r, count);
+  });
+}
+
+HWY_INLINE void DivideBy(float l, int64_t rank, float* acc) {
+  const VF by = hn::Set(DF(), l);
+  ForVectors(0, rank, [&](int64_t r, int64_t count) HWY_ATTR {
+    StoreUpTo(hn::Div(LoadUpTo(acc + r, count), by), acc + r, count);
+  });
+}
+
+void SetSpanRows(float* acc, int64_t stride, Group& group) {
+  group.span.acc = acc;
+  group.span.acc_stride = stride;
+}
+
+HWY_INLINE void AttendGroup(const MlaAttendParams& p, int64_t begin, Group& group) {
+  const int64_t spans =
+      (group.positions[group.size - 1] + kBlock * kSpanBlocks - 1) / (kBlock * kSpanBlocks);
+  float* o = p.o + begin * p.rank;
+  SetSpanRows(o, p.rank, group);
+  AttendSpan(p, 0, group);
+  std::memcpy(group.total.m, group.span.m, sizeof(group.total.m));
+  std::memcpy(group.total.l, group.span.l, sizeof(group.total.l));
+  SetSpanRows(group.acc, (p.rank + kLanes - 1) / kLanes * kLanes + kLanes, group);
+  for (int64_t span = 1; span < spans; ++span) {
+    AttendSpan(p, span, group);
+    for (int64_t i = FirstActive(group, span * kSpanBlocks); i < group.size; ++i) {
+      Merge(group.span.m[i], group.span.l[i], group.span.acc + i * group.span.acc_stride, p.rank,
+            group.total.m[i], group.total.l[i], o + i * p.rank);
+    }
+  }
+  for (int64_t i = 0; i < group.size; ++i) DivideBy(group.total.l[i], p.rank, o + i * p.rank);
+}
+
+// Calls body(first pair, group) with packed queries for the groups of [pair_begin, pair_end).
+template <class Body>
+HWY_INLINE void ForGroups(const MlaAttendParams& p, const Body& body) {
+  HWY_ASSERT(p.rank <= kMaxRank && p.rope <= kMaxRope);
+  Group group;
+  for (int64_t begin = p.pair_begin; begin < p.pair_end; begin += kMlaGroup) {
+    group.size = HWY_MIN(kMlaGroup, p.pair_end - begin);
+    group.panels = (group.size + kN - 1) / kN;
+    PackQueries(p, begin, group);
+    body(begin, group);
   }
 }
 
 void MlaAttendCpu(const MlaAttendParams& p) {
-  HWY_ASSERT(p.rank <= kMaxRank);
-  const Dims dims = {.rank = p.rank, .rope = p.rope, .width = p.rank + p.rope, .scale = p.scale};
-  Scratch scratch;
-  for (int64_t begin = p.pair_begin; begin < p.pair_end; begin += kGroup) {
-    Group group;
-    group.size = HWY_MIN(kGroup, p.pair_end - begin);
-    for (int64_t i = 0; i < group.size; ++i) {
-      const int64_t pair = begin + i, token = pair / p.heads, head = pair % p.heads;
-      group.latent[i] = p.q_latent + pair * p.rank;
-      group.rope[i] = p.q_rope + token * p.q_rope_token_stride + head * p.q_rope_head_stride;
-      group.positions[i] = p.start + token + 1;
-      group.total[i] = {.m = 0.0f, .l = 0.0f, .acc = p.o + pair * p.rank};
+  ForGroups(p, [&](int64_t begin, Group& group) HWY_ATTR { AttendGroup(p, begin, group); });
+}
+
+void MlaAttendSpansCpu(const MlaAttendParams& p, int64_t span_begin, int64_t span_end,
+                       const MlaPartials& out) {
+  const int64_t pairs = p.tokens * p.heads;
+  ForGroups(p, [&](int64_t begin, Group& group) HWY_ATTR {
+    const size_t bytes = static_cast<size_t>(group.size) * sizeof(float);
+    for (int64_t span = span_begin; span < span_end; ++span) {
+      const int64_t at = (span - out.first_span) * pairs + begin;
+      SetSpanRows(out.acc + at * p.rank, p.rank, group);
+      AttendSpan(p, span, group);
+      std::memcpy(out.m + at, group.span.m, bytes);
+      std::memcpy(out.l + at, group.span.l, bytes);
     }
-    AttendGroup(p, dims, group, scratch);
+  });
+}
+
+void MlaMergeSpansCpu(const MlaMergeParams& p) {
+  for (int64_t pair = p.pair_begin; pair < p.pair_end; ++pair) {
+    float *o = p.o + pair * p.rank, &m = p.m[pair], &l = p.l[pair];
+    for (int64_t span = 0; span < p.spans; ++span) {
+      const int64_t at = span * p.pairs + pair;
+      const float ms = p.partials.m[at], ls = p.partials.l[at], *acc = p.partials.acc + at * p.rank;
+      if (p.partials.first_span + span == 0) {
+        m = ms;
+        l = ls;
+        std::memcpy(o, acc, static_cast<size_t>(p.rank) * sizeof(float));
+      } else if (ls != 0.0f) {
+        Merge(ms, ls, acc, p.rank, m, l, o);
+      }
+    }
+    if (p.last) DivideBy(l, p.rank, o);
   }
 }
 
@@ -270,8 +297,15 @@ HWY_AFTER_NAMESPACE();
 namespace deltamesh::kernels {
 
 HWY_EXPORT(MlaAttendCpu);
+HWY_EXPORT(MlaAttendSpansCpu);
+HWY_EXPORT(MlaMergeSpansCpu);
 
 void MlaAttend(const MlaAttendParams& p) { HWY_DYNAMIC_DISPATCH(MlaAttendCpu)(p); }
+void MlaAttendSpans(const MlaAttendParams& p, int64_t span_begin, int64_t span_end,
+                    const MlaPartials& out) {
+  HWY_DYNAMIC_DISPATCH(MlaAttendSpansCpu)(p, span_begin, span_end, out);
+}
+void MlaMergeSpans(const MlaMergeParams& p) { HWY_DYNAMIC_DISPATCH(MlaMergeSpansCpu)(p); }
 
 }  // namespace deltamesh::kernels
 #endif  // HWY_ONCE

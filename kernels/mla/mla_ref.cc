@@ -20,14 +20,10 @@ struct Query {
 };
 
 float Score(const Query& q, const float* row) {
-  float lanes[kLanes] = {};
-  for (int64_t i = 0; i < q.rank; ++i) {
-    lanes[i % kLanes] = std::fma(q.latent[i], row[i], lanes[i % kLanes]);
-  }
-  for (int64_t i = 0; i < q.rope_dim; ++i) {
-    lanes[i % kLanes] = std::fma(q.rope[i], row[q.rank + i], lanes[i % kLanes]);
-  }
-  return ReduceLanes(lanes) * q.scale;
+  float acc = 0.0f;
+  for (int64_t i = 0; i < q.rank; ++i) acc = std::fma(q.latent[i], row[i], acc);
+  for (int64_t i = 0; i < q.rope_dim; ++i) acc = std::fma(q.rope[i], row[q.rank + i], acc);
+  return acc * q.scale;
 }
 
 // Takes one block of `count` positions into the running values of its span.

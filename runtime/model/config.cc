@@ -6,6 +6,8 @@
 #include <set>
 
 #include "kernels/base/types.h"
+#include "kernels/kda/kda.h"
+#include "kernels/mla/mla.h"
 #include "kernels/residual/residual.h"
 #include "runtime/base/status.h"
 #include "runtime/model/json_reader.h"
@@ -47,9 +49,9 @@ void ReadSizes(JsonReader& t, ModelConfig& c) {
 void ReadMla(JsonReader& t, ModelConfig& c) {
   c.heads = t.Int("num_attention_heads", 1, kHeadsMax);
   c.q_rank = t.IntOr("q_lora_rank", 0, 1, kWidthMax);
-  c.kv_rank = t.Int("kv_lora_rank", 1, kWidthMax);
+  c.kv_rank = t.Int("kv_lora_rank", 1, kernels::kMaxRank);
   c.nope = t.Int("qk_nope_head_dim", 1, kHeadDimMax);
-  c.rope = t.Int("qk_rope_head_dim", 1, kHeadDimMax);
+  c.rope = t.Int("qk_rope_head_dim", 1, kernels::kMaxRope);
   c.v_dim = t.Int("v_head_dim", 1, kHeadDimMax);
   c.mla_gate = t.BoolOr("mla_use_output_gate", false);
   if (!t.BoolOr("mla_use_nope", false)) {
@@ -86,7 +88,7 @@ void ReadLayerLists(JsonReader& la, ModelConfig& c) {
 
 void ReadKda(JsonReader& la, ModelConfig& c) {
   c.kda_heads = la.Int("num_heads", 1, kHeadsMax);
-  c.kda_dim = la.Int("head_dim", 1, kHeadDimMax);
+  c.kda_dim = la.Int("head_dim", 1, kernels::kMaxKdaDim);
   c.conv_taps = la.Int("short_conv_kernel_size", 2, kTapsMax);
   c.full_rank_gate = la.BoolOr("use_full_rank_gate", false);
   c.bounded_decay = la.Has("gate_lower_bound");

@@ -2,7 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <iterator>
+#include <span>
+#include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "kernels/mla/mla.h"
 #include "kernels/norm/norm.h"
 #include "runtime/model/project.h"
@@ -92,40 +97,159 @@ const float* const* BlockPointers(const StepChunk& chunk, int64_t mla_index, Wor
   return blocks;
 }
 
-void Attend(const ModelConfig& c, int64_t mla_index, const Step& step, const MlaBuffers& b) {
-  const int64_t heads = c.heads, q_head = c.nope + c.rope;
-  const int64_t chunks = static_cast<int64_t>(step.chunks.size());
-  auto* blocks = step.workspace.Take<const float* const*>(chunks);
-  int64_t longest = 0;
-  for (int64_t i = 0; i < chunks; ++i) {
-    const StepChunk& chunk = step.chunks[static_cast<size_t>(i)];
-    blocks[i] = BlockPointers(chunk, mla_index, step.workspace);
-    longest = std::max(longest, chunk.start + chunk.tokens);
+// One chunk's part of the attention of a step; o is [tokens][heads][rank] of the chunk.
+kernels::MlaAttendParams AttendParams(const ModelConfig& c, const StepChunk& chunk,
+                                      int64_t mla_index, const MlaBuffers& b, Workspace& ws) {
+  const int64_t first = chunk.first * c.heads, q_head = c.nope + c.rope;
+  return {.q_latent = b.q_latent + first * c.kv_rank,
+          .q_rope = b.q + first * q_head + c.nope,
+          .q_rope_head_stride = q_head,
+          .q_rope_token_stride = c.heads * q_head,
+          .blocks = BlockPointers(chunk, mla_index, ws),
+          .start = chunk.start,
+          .scale = c.mla_scale(),
+          .o = b.o_latent + first * c.kv_rank,
+          .tokens = chunk.tokens,
+          .heads = c.heads,
+          .rank = c.kv_rank,
+          .rope = c.rope,
+          .pair_begin = 0,
+          .pair_end = chunk.tokens * c.heads};
+}
+
+// (chunk, piece of its work) for numbers that count the pieces of all chunks.
+struct Pieces {
+  std::span<int64_t> ends;  // running sums of the chunks' pieces
+  int64_t count() const { return ends.empty() ? 0 : ends.back(); }
+  std::pair<int64_t, int64_t> At(int64_t i) const {
+    const auto chunk = std::upper_bound(ends.begin(), ends.end(), i) - ends.begin();
+    return {chunk, chunk == 0 ? i : i - ends[static_cast<size_t>(chunk - 1)]};
   }
-  const int64_t pair_cost = longest * (2 * c.kv_rank + c.rope);
-  step.pool.ParallelFor(step.tokens * heads, RowGrain(pair_cost), [&](int64_t begin, int64_t end) {
-    for (int64_t i = 0; i < chunks; ++i) {
-      const StepChunk& chunk = step.chunks[static_cast<size_t>(i)];
-      const int64_t first = chunk.first * heads;  // number of the chunk's first pair
-      const int64_t pair_begin = std::max(begin - first, int64_t{0});
-      const int64_t pair_end = std::min(end - first, chunk.tokens * heads);
-      if (pair_begin >= pair_end) continue;
-      kernels::MlaAttend({.q_latent = b.q_latent + first * c.kv_rank,
-                          .q_rope = b.q + first * q_head + c.nope,
-                          .q_rope_head_stride = q_head,
-                          .q_rope_token_stride = heads * q_head,
-                          .blocks = blocks[i],
-                          .start = chunk.start,
-                          .scale = c.mla_scale(),
-                          .o = b.o_latent + first * c.kv_rank,
-                          .tokens = chunk.tokens,
-                          .heads = heads,
-                          .rank = c.kv_rank,
-                          .rope = c.rope,
-                          .pair_begin = pair_begin,
-                          .pair_end = pair_end});
-    }
+};
+
+template <typename Count>  // of a chunk's pieces
+Pieces MakePieces(int64_t chunks, Workspace& ws, const Count& count) {
+  auto* ends = ws.Take<int64_t>(chunks);
+  for (int64_t i = 0; i < chunks; ++i) ends[i] = count(i) + (i == 0 ? 0 : ends[i - 1]);
+  return {{ends, static_cast<size_t>(chunks)}};
+}
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t GroupCount(const kernels::MlaAttendParams& p) {
+  return CeilDiv(p.tokens * p.heads, kernels::kMlaGroup);
+}
+// Of one pair and one span.
+int64_t PairCost(const kernels::MlaAttendParams& p) {
+  return kernels::kBlock * kernels::kSpanBlocks * (2 * p.rank + p.rope);
+}
+int64_t SpanCount(const kernels::MlaAttendParams& p) {
+  return CeilDiv(p.start + p.tokens, kernels::kBlock * kernels::kSpanBlocks);
+}
+
+// Calls body(i) for every i < n, each as soon as a thread is free for it: the pieces are few and long.
+void ForEach(ThreadPool& pool, int64_t n, int64_t piece_cost,
+             absl::FunctionRef<void(int64_t)> body) {
+  std::atomic<int64_t> next{0};
+  const int64_t threads = std::min(CeilDiv(n, RowGrain(piece_cost)), int64_t{pool.threads()});
+  pool.ParallelFor(threads, 1, [&](int64_t, int64_t) {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) body(i);
   });
+}
+
+using Chunks = std::span<const kernels::MlaAttendParams>;
+
+// Many queries: each group of pairs walks over its whole context.
+void AttendByGroups(const Step& step, Chunks chunks) {
+  const Pieces groups = MakePieces(std::ssize(chunks), step.workspace, [&](int64_t i) {
+    return GroupCount(chunks[static_cast<size_t>(i)]);
+  });
+  ForEach(step.pool, groups.count(), PairCost(chunks[0]) * kernels::kMlaGroup, [&](int64_t i) {
+    const auto [chunk, group] = groups.At(i);
+    kernels::MlaAttendParams p = chunks[static_cast<size_t>(chunk)];
+    p.pair_begin = group * kernels::kMlaGroup;
+    p.pair_end = std::min(p.pair_begin + kernels::kMlaGroup, p.pair_end);
+    kernels::MlaAttend(p);
+  });
+}
+
+// Few queries: the context is cut into its spans, so every thread has work and each latent is read once by
+// the machine. As many spans at a time as kPartialFloats hold.
+void AttendBySpans(const Step& step, Chunks chunks) {
+  constexpr int64_t kPartialFloats = int64_t{1} << 22;
+  Workspace& ws = step.workspace;
+  int64_t pairs = 0, longest = 0;
+  for (const kernels::MlaAttendParams& p : chunks) {
+    pairs += p.tokens * p.heads;
+    longest = std::max(longest, SpanCount(p));
+  }
+  const int64_t rank = chunks[0].rank;
+  const int64_t wave = std::clamp(kPartialFloats / (pairs * rank), int64_t{1}, longest);
+  float* m = ws.Floats(pairs);
+  float* l = ws.Floats(pairs);
+  float* span_m = ws.Floats(wave * pairs);
+  float* span_l = ws.Floats(wave * pairs);
+  float* span_acc = ws.Floats(wave * pairs * rank);
+
+  // The part of chunk i in the wave that begins at span `from`.
+  const auto spans_of = [&](int64_t i, int64_t from) {
+    return std::clamp(SpanCount(chunks[static_cast<size_t>(i)]) - from, int64_t{0}, wave);
+  };
+  auto* first_pair = ws.Take<int64_t>(std::ssize(chunks));
+  for (int64_t i = 0, at = 0; i < std::ssize(chunks); ++i) {
+    first_pair[i] = at;
+    at += chunks[static_cast<size_t>(i)].pair_end;
+  }
+  const auto partials_of = [&](int64_t i, int64_t from) {
+    const int64_t at = first_pair[i] * wave;
+    return kernels::MlaPartials{
+        .m = span_m + at, .l = span_l + at, .acc = span_acc + at * rank, .first_span = from};
+  };
+  for (int64_t from = 0; from < longest; from += wave) {
+    Workspace::Scope scope(ws);
+    const Pieces spans =
+        MakePieces(std::ssize(chunks), ws, [&](int64_t i) { return spans_of(i, from); });
+    const int64_t span_cost = PairCost(chunks[0]) * CeilDiv(pairs, std::ssize(chunks));
+    ForEach(step.pool, spans.count(), span_cost, [&](int64_t i) {
+      const auto [chunk, span] = spans.At(i);
+      kernels::MlaAttendSpans(chunks[static_cast<size_t>(chunk)], from + span, from + span + 1,
+                              partials_of(chunk, from));
+    });
+    step.pool.ParallelFor(pairs, RowGrain(wave * rank), [&](int64_t begin, int64_t end) {
+      for (int64_t i = 0; i < std::ssize(chunks); ++i) {
+        const kernels::MlaAttendParams& p = chunks[static_cast<size_t>(i)];
+        const int64_t count = spans_of(i, from);
+        if (count == 0) continue;
+        kernels::MlaMergeSpans(
+            {.partials = partials_of(i, from),
+             .spans = count,
+             .pairs = p.pair_end,
+             .rank = rank,
+             .m = m + first_pair[i],
+             .l = l + first_pair[i],
+             .o = p.o,
+             .last = from + count == SpanCount(p),
+             .pair_begin = std::clamp(begin - first_pair[i], int64_t{0}, p.pair_end),
+             .pair_end = std::clamp(end - first_pair[i], int64_t{0}, p.pair_end)});
+      }
+    });
+  }
+}
+
+void Attend(const ModelConfig& c, int64_t mla_index, const Step& step, const MlaBuffers& b) {
+  // With as many groups as this for each thread, none waits long for the last one.
+  constexpr int64_t kGroupsPerThread = 8;
+  const size_t count = step.chunks.size();
+  auto* params = step.workspace.Take<kernels::MlaAttendParams>(std::ssize(step.chunks));
+  int64_t groups = 0;
+  for (size_t i = 0; i < count; ++i) {
+    params[i] = AttendParams(c, step.chunks[i], mla_index, b, step.workspace);
+    groups += GroupCount(params[i]);
+  }
+  if (groups >= kGroupsPerThread * step.pool.threads()) {
+    AttendByGroups(step, {params, count});
+  } else {
+    AttendBySpans(step, {params, count});
+  }
 }
 
 }  // namespace
