@@ -20,6 +20,7 @@ struct ExpertSet {
   int64_t inter = 0;
   kernels::Activation activation = kernels::Activation::kSilu;
   float beta = 1, linear_beta = 0;
+  bool int8_activations = false;  // quantise the inputs of 8-bit and MXFP4 matrices
   std::vector<std::vector<ExpertWeights>> layers;  // [model layer][expert]; empty for dense layers
 };
 

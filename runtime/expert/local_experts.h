@@ -44,6 +44,8 @@ class LocalExperts final : public ExpertBackend {
     int64_t begin, end;
   };
 
+  // Quantises the rows of x that the experts of the grouped rows take, where they take them quantised.
+  void QuantizeInputs(int64_t layer, std::span<const ExpertRow> rows, const float* x);
   absl::Status GroupRows(int64_t layer, std::span<const ExpertRow> rows);
   void RunWave(int64_t layer, std::span<const Group> wave, std::span<const ExpertRow> rows,
                const float* x, float* out);
@@ -60,6 +62,10 @@ class LocalExperts final : public ExpertBackend {
   std::vector<int64_t> order_;   // row indices, grouped by expert, ascending within a group
   std::vector<Group> groups_;
   std::vector<float> in_, gate_, up_, out_;
+  // Whether the inputs of gate and up, and those of down, are quantised in the running call.
+  bool narrow_in_ = false, narrow_mid_ = false;
+  // Quantised rows (int8_activations.h): of x; gathered as in_ is; of gate_ after the activation.
+  std::vector<std::byte> x_codes_, in_codes_, mid_codes_;
 };
 
 }  // namespace deltamesh

@@ -179,12 +179,15 @@ absl::StatusOr<std::string> RememberedModelDigest(const Checkpoint& checkpoint,
   return digest;
 }
 
-std::string ServedDigest(const std::string& model_digest, WeightWidth weights) {
-  if (weights == WeightWidth::kStored) return model_digest;
+std::string ServedDigest(const std::string& model_digest, WeightWidth weights,
+                         Activations activations) {
+  const bool as_is = activations == Activations::kFloat;
+  if (weights == WeightWidth::kStored && as_is) return model_digest;
   Hasher hasher;
   hasher.Add("deltamesh served digest 1");
   hasher.Add(model_digest);
   hasher.Add(WeightWidthName(weights));
+  if (!as_is) hasher.Add(ActivationsName(activations));
   return hasher.Hex();
 }
 

@@ -35,8 +35,9 @@ absl::StatusOr<std::string> RememberedModelDigest(const Checkpoint& checkpoint,
                                                   const std::string& source,
                                                   const LoadOptions& options);
 
-// The digest of what a process computes with: the model's own for weights as stored, another one for
-// every other width, so that workers of different widths refuse each other.
-std::string ServedDigest(const std::string& model_digest, WeightWidth weights);
+// The digest of what a process computes with: the model's own for weights as stored and float activations,
+// another one for everything else, so that workers whose bits would differ refuse each other.
+std::string ServedDigest(const std::string& model_digest, WeightWidth weights,
+                         Activations activations);
 
 }  // namespace deltamesh

@@ -15,7 +15,7 @@ void GluLayer(const ModelConfig& config, const GluWeights& w, const Step& step, 
   float* up = step.workspace.Floats(T * inter);
   const std::array both{Projection{x, config.hidden, w.gate, gate, inter},
                         Projection{x, config.hidden, w.up, up, inter}};
-  Project(step.pool, T, both);
+  Project(step, T, both);
   step.pool.ParallelFor(T, RowGrain(32 * inter), [&](int64_t begin, int64_t end) {
     kernels::Glu({.gate = gate + begin * inter,
                   .up = up + begin * inter,
@@ -28,7 +28,7 @@ void GluLayer(const ModelConfig& config, const GluWeights& w, const Step& step, 
                   .rows = end - begin,
                   .width = inter});
   });
-  Project(step.pool, T, gate, w.down, out);
+  Project(step, T, gate, w.down, out);
 }
 
 }  // namespace deltamesh

@@ -48,10 +48,10 @@ void ProjectInputs(const ModelConfig& c, const KdaWeights& w, const Step& step, 
       Projection{x, hidden, w.q, b.raw[0], width},     Projection{x, hidden, w.k, b.raw[1], width},
       Projection{x, hidden, w.v, b.raw[2], width},     Projection{x, hidden, w.f_a, f_low, dim},
       Projection{x, hidden, w.b, b.beta, c.kda_heads}, gate};
-  Project(step.pool, T, first);
+  Project(step, T, first);
   const std::array second{Projection{f_low, dim, w.f_b, b.decay, width},
                           Projection{g_low, dim, w.g_b, b.gate, width}};
-  Project(step.pool, T, std::span(second).first(c.full_rank_gate ? 1 : 2));
+  Project(step, T, std::span(second).first(c.full_rank_gate ? 1 : 2));
 }
 
 // beta = sigmoid(beta). The kernel gates a value, here 1.
@@ -160,7 +160,7 @@ void KdaLayer(const ModelConfig& config, const KdaWeights& w, int64_t kda_index,
     }
   });
   NormAndGate(config, w, step, b);
-  Project(step.pool, step.tokens, b.o, w.o, out);
+  Project(step, step.tokens, b.o, w.o, out);
 }
 
 }  // namespace deltamesh

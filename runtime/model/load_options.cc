@@ -13,4 +13,15 @@ bool ParseWeightWidth(std::string_view name, WeightWidth* width) {
   return false;
 }
 
+std::string_view ActivationsName(Activations activations) {
+  return activations == Activations::kInt8 ? "int8" : "float";
+}
+
+bool ParseActivations(std::string_view name, Activations* activations) {
+  for (const Activations a : {Activations::kFloat, Activations::kInt8}) {
+    if (name == ActivationsName(a)) return *activations = a, true;
+  }
+  return false;
+}
+
 }  // namespace deltamesh

@@ -25,6 +25,13 @@ std::string_view WeightWidthName(WeightWidth width);  // "stored", "8bit"
 // False for other names.
 bool ParseWeightWidth(std::string_view name, WeightWidth* width);
 
+// How the inputs of matrix products are taken: as float32, or quantised to 8 bits per 32 columns where the
+// matrix holds 8-bit or MXFP4 weights (int8_activations.h). The two give different bits.
+enum class Activations : uint8_t { kFloat, kInt8 };
+std::string_view ActivationsName(Activations activations);  // "float", "int8"
+// False for other names.
+bool ParseActivations(std::string_view name, Activations* activations);
+
 // Packed weights kept in a file and shared by the processes of a machine (packed_store.h).
 struct PackedOptions {
   std::string folder;     // empty: pack in memory
@@ -37,6 +44,7 @@ struct PackedOptions {
 
 struct LoadOptions {
   WeightWidth weights = WeightWidth::kStored;
+  Activations activations = Activations::kFloat;
   ExpertSelection experts;
   bool only_experts = false;  // an expert shard: nothing but its experts is loaded
   int threads = 1;            // used while packing

@@ -48,10 +48,10 @@ void ProjectInputs(const ModelConfig& c, const MlaWeights& w, const Step& step, 
                                   : Projection{x, hidden, w.q, b.q, q_width},
                          Projection{x, hidden, w.kv_a, b.kv, c.kv_rank + c.rope},
                          Projection{x, hidden, w.g, b.gate, c.heads * c.v_dim}};
-  Project(step.pool, T, std::span(first).first(c.mla_gate ? 3 : 2));
+  Project(step, T, std::span(first).first(c.mla_gate ? 3 : 2));
   if (!low_rank) return;
   NormRows(step.pool, T, c.q_rank, q_low, w.q_a_norm.data(), kLatentNormEps, q_low);
-  Project(step.pool, T, q_low, w.q_b, b.q);
+  Project(step, T, q_low, w.q_b, b.q);
 }
 
 // y[t][head] = x[t][head] * w[head]^T, rows of x starting `x_head` apart from head to head.
@@ -63,7 +63,7 @@ void ProjectHeads(const Step& step, const std::vector<PackedMatrix>& w, const fl
     const PackedMatrix& m = w[static_cast<size_t>(h)];
     each[h] = {x + h * x_head, heads * x_head, m, y + h * m.rows, heads * m.rows};
   }
-  Project(step.pool, step.tokens, {each, static_cast<size_t>(heads)});
+  Project(step, step.tokens, {each, static_cast<size_t>(heads)});
 }
 
 // Appends the latents and extra keys of all chunks to their blocks.
@@ -265,7 +265,7 @@ void MlaLayer(const ModelConfig& config, const MlaWeights& w, int64_t mla_index,
   ProjectHeads(step, w.wv, b.o_latent, config.kv_rank, b.o);
   const int64_t width = config.heads * config.v_dim;
   if (config.mla_gate) GateRows(step.pool, step.tokens, width, b.o, b.gate);
-  Project(step.pool, step.tokens, b.o, w.o, out);
+  Project(step, step.tokens, b.o, w.o, out);
 }
 
 }  // namespace deltamesh

@@ -25,6 +25,7 @@ struct Model::Impl {
   StateLayout layout;
   std::string digest;
   bool only_experts = false;
+  bool int8 = false;
   std::unique_ptr<Weights> weights;
   Workspace workspace;
   std::vector<StepChunk> chunks;  // of the running call
@@ -118,7 +119,7 @@ void Model::Impl::Logits(std::span<SequenceChunk> batch, const Step& step,
     if (askers == 1) y = batch[i].out;
   }
   NormRows(step.pool, rows, hidden, x, weights->final_norm.data(), config.rms_eps, x);
-  Project(step.pool, rows, x, weights->lm_head, y);
+  Project(step, rows, x, weights->lm_head, y);
   if (askers == 1) return;
   for (const SequenceChunk& c : batch) {
     std::copy_n(y, c.logits * vocab, c.out);
@@ -131,7 +132,7 @@ absl::Status Model::Impl::Run(std::span<SequenceChunk> batch, ExpertBackend& exp
   const int64_t rows = AcceptBatch(batch);
   const int64_t hidden = config.hidden;
   Workspace::Scope scope(workspace);
-  const Step step{chunks, rows, pool, workspace};
+  const Step step{chunks, rows, pool, workspace, int8};
   float* embedding = workspace.Floats(rows * hidden);
   float* x = workspace.Floats(rows * hidden);  // a sub-layer's input, after its norm
   float* y = workspace.Floats(rows * hidden);  // its output
@@ -157,6 +158,21 @@ absl::Status Model::Impl::Run(std::span<SequenceChunk> batch, ExpertBackend& exp
   return absl::OkStatus();
 }
 
+namespace {
+
+// What changes nothing is not what was meant.
+absl::Status CheckActivations(const ModelConfig& config, const LoadOptions& options) {
+  if (options.activations == Activations::kFloat || options.weights == WeightWidth::k8bit ||
+      config.experts_mxfp4) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(
+      "activations: int8 is for 8-bit and MXFP4 matrices, and this model would have neither; add "
+      "--weights 8bit, or leave activations at float");
+}
+
+}  // namespace
+
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Model::~Model() = default;
 
@@ -164,13 +180,15 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& folder,
                                                    const LoadOptions& options) {
   auto impl = std::make_unique<Impl>();
   ASSIGN_OR_RETURN(impl->config, ModelConfig::Load(folder));
+  RETURN_IF_ERROR(CheckActivations(impl->config, options));
   ASSIGN_OR_RETURN(std::shared_ptr<const Checkpoint> checkpoint, Checkpoint::Open(folder));
   ASSIGN_OR_RETURN(const std::string source, SourceDigest(*checkpoint));
   ASSIGN_OR_RETURN(const std::string digest, RememberedModelDigest(*checkpoint, source, options));
   ASSIGN_OR_RETURN(impl->weights, LoadWeights(impl->config, checkpoint, options, source));
-  impl->digest = ServedDigest(digest, options.weights);
+  impl->digest = ServedDigest(digest, options.weights, options.activations);
   impl->layout = impl->config.ToStateLayout();
   impl->only_experts = options.only_experts;
+  impl->int8 = options.activations == Activations::kInt8;
   return std::unique_ptr<Model>(new Model(std::move(impl)));
 }
 

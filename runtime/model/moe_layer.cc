@@ -60,7 +60,7 @@ absl::Status MoeLayer(const ModelConfig& config, const MoeWeights& w, int64_t la
   float* rows_in = latent ? ws.Floats(T * width) : nullptr;
   const std::array first{Projection{x, hidden, w.gate, logits, config.experts},
                          Projection{x, hidden, w.latent_down, rows_in, width}};
-  Project(step.pool, T, std::span(first).first(latent ? 2 : 1));
+  Project(step, T, std::span(first).first(latent ? 2 : 1));
   auto* ids = ws.Take<int32_t>(T * top_k);
   float* weights = ws.Floats(T * top_k);
   Route(config, w, step, logits, ids, weights);
@@ -86,7 +86,7 @@ absl::Status MoeLayer(const ModelConfig& config, const MoeWeights& w, int64_t la
     if (config.latent_norm) {
       NormRows(step.pool, T, width, routed, w.latent_norm.data(), config.rms_eps, routed);
     }
-    Project(step.pool, T, routed, w.latent_up, out);
+    Project(step, T, routed, w.latent_up, out);
   }
   if (shared != nullptr) AddRows(step.pool, T, hidden, shared, out);
   return absl::OkStatus();

@@ -24,6 +24,7 @@ struct Step {
   int64_t tokens;                     // rows in all, at least one
   ThreadPool& pool;
   Workspace& workspace;
+  bool int8 = false;  // quantise the inputs of 8-bit and MXFP4 matrices
 };
 
 }  // namespace deltamesh

@@ -328,6 +328,7 @@ absl::StatusOr<std::unique_ptr<Weights>> LoadWeights(const ModelConfig& config,
   RETURN_IF_ERROR(LoadMatrices(config, *checkpoint, options, source, loader.packer(), *weights));
   if (options.only_experts) weights->layers.clear();
   checkpoint->ReleasePages();
+  weights->experts.int8_activations = options.activations == Activations::kInt8;
   weights->checkpoint = std::move(checkpoint);
   return weights;
 }

@@ -115,13 +115,20 @@ TEST(Digest, TheImagePathDoesNotEnter) {
   EXPECT_EQ(Digest(copy.folder()), Digest(GoldenFolder("kimi_k3_tiny")));
 }
 
-TEST(Digest, WidthsServeUnderTheirOwn) {
+TEST(Digest, WidthsAndActivationsServeUnderTheirOwn) {
   const std::string digest = Digest(GoldenFolder("kimi_k3_tiny"));
-  EXPECT_EQ(ServedDigest(digest, WeightWidth::kStored), digest);
-  const std::string narrow = ServedDigest(digest, WeightWidth::k8bit);
-  EXPECT_NE(narrow, digest);
-  EXPECT_EQ(narrow.size(), digest.size());
-  EXPECT_NE(ServedDigest(narrow, WeightWidth::k8bit), narrow);
+  EXPECT_EQ(ServedDigest(digest, WeightWidth::kStored, Activations::kFloat), digest);
+  std::set<std::string> served = {digest};
+  for (const WeightWidth width : {WeightWidth::kStored, WeightWidth::k8bit}) {
+    for (const Activations activations : {Activations::kFloat, Activations::kInt8}) {
+      const std::string other = ServedDigest(digest, width, activations);
+      EXPECT_EQ(other.size(), digest.size());
+      served.insert(other);
+    }
+  }
+  EXPECT_EQ(served.size(), 4u);
+  const std::string narrow = ServedDigest(digest, WeightWidth::k8bit, Activations::kFloat);
+  EXPECT_NE(ServedDigest(narrow, WeightWidth::k8bit, Activations::kFloat), narrow);
 }
 
 TEST(Digest, EveryByteOfALargeTensorCounts) {
