@@ -120,6 +120,7 @@ absl::Status Bench::Mesh() {
   o.mesh.threads = options_.threads;
   o.mesh.experts = options_.mesh_experts;
   o.mesh.weights = options_.weights;
+  o.mesh.activations = options_.activations;
   o.mesh.packed_dir = options_.packed_dir;
   o.prefill = options_.prefill;
   o.sequences = options_.mesh_sequences;
@@ -155,9 +156,9 @@ absl::StatusOr<std::vector<BenchRow>> Bench::Run() {
 
 void PrintTable(const BenchOptions& o, const Model& model, const std::vector<BenchRow>& rows,
                 const Roofline* roof, std::ostream& out) {
-  out << absl::StrFormat("model     %s, %s weights, %d MiB, %d threads, %s\n", o.model, o.weights,
-                         model.weight_bytes() / kMibBytes, o.threads,
-                         kernels::CpuTargets().front());
+  out << absl::StrFormat("model     %s, %s weights, %s activations, %d MiB, %d threads, %s\n",
+                         o.model, o.weights, o.activations, model.weight_bytes() / kMibBytes,
+                         o.threads, kernels::CpuTargets().front());
   if (roof != nullptr) {
     out << absl::StrFormat(
         "ceilings  read %.1f GB/s median (%.1f best)  multiply-add %.1f GFLOP/s (%.1f median)\n",
@@ -175,6 +176,7 @@ void PrintJson(const BenchOptions& o, const Model& model, const std::vector<Benc
                                 {"model_bytes", model.weight_bytes()},
                                 {"threads", o.threads},
                                 {"weights", o.weights},
+                                {"activations", o.activations},
                                 {"packed", model.packed().path},
                                 {"system", kernels::CpuTargets().front()}};
   if (roof != nullptr) {
@@ -222,6 +224,11 @@ void AddBenchFlags(CLI::App* app, BenchOptions* o) {
   app->add_option("--weights", o->weights, "width of matrices: as stored, or 8bit")
       ->envname("DELTAMESH_WEIGHTS")
       ->check(CLI::IsMember({"stored", "8bit"}))
+      ->capture_default_str();
+  app->add_option("--activations", o->activations,
+                  "inputs of 8-bit and MXFP4 matrices: float, or int8, which is faster")
+      ->envname("DELTAMESH_ACTIVATIONS")
+      ->check(CLI::IsMember({"float", "int8"}))
       ->capture_default_str();
   app->add_option("--packed-dir", o->packed_dir, "folder of packed weights, auto or off")
       ->envname("DELTAMESH_PACKED_DIR")
@@ -279,7 +286,7 @@ absl::Status RunBench(const BenchOptions& options, std::ostream& out) {
   const SystemClock clock;
   ASSIGN_OR_RETURN(const LoadOptions load,
                    ToolLoadOptions(options.model, options.threads, options.weights,
-                                   options.packed_dir, &clock, &std::cerr));
+                                   options.activations, options.packed_dir, &clock, &std::cerr));
   ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(options.model, load));
   RETURN_IF_ERROR(CheckBenchVocab(model->config().vocab));
   const Roofline* ceilings = roof ? &*roof : nullptr;

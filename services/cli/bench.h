@@ -31,6 +31,7 @@ struct BenchOptions {
   std::vector<std::string> sections = {"prefill", "decode", "batch", "context", "handoff", "mesh"};
   int threads = 2;
   std::string weights = "stored";             // width of matrices: stored or 8bit
+  std::string activations = "float";          // inputs of narrow matrices: float or int8
   std::string packed_dir = "auto";            // see PackedFolder
   std::vector<int64_t> prefill = {512};       // prompt lengths; the first also through the mesh
   std::vector<int64_t> depths = {4096};       // contexts for decoding one sequence

@@ -266,6 +266,11 @@ void AddGenerateFlags(CLI::App* app, GenerateOptions* o) {
       ->envname("DELTAMESH_WEIGHTS")
       ->check(CLI::IsMember({"stored", "8bit"}))
       ->capture_default_str();
+  app->add_option("--activations", o->activations,
+                  "inputs of 8-bit and MXFP4 matrices: float, or int8, which is faster")
+      ->envname("DELTAMESH_ACTIVATIONS")
+      ->check(CLI::IsMember({"float", "int8"}))
+      ->capture_default_str();
   app->add_option("--packed-dir", o->packed_dir, "folder of packed weights, auto or off")
       ->envname("DELTAMESH_PACKED_DIR")
       ->capture_default_str();
@@ -288,7 +293,7 @@ absl::Status RunGenerate(const GenerateOptions& options, std::ostream& out, std:
   const SystemClock clock;
   ASSIGN_OR_RETURN(const LoadOptions load,
                    ToolLoadOptions(options.model, options.threads, options.weights,
-                                   options.packed_dir, &clock, &notes));
+                                   options.activations, options.packed_dir, &clock, &notes));
   ASSIGN_OR_RETURN(const auto model, Model::Load(options.model, load));
   if (HasRandomWeights(options.model)) {
     notes << "note: this checkpoint has random weights, so the answer is noise\n";

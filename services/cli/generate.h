@@ -34,6 +34,7 @@ struct GenerateOptions {
   bool show_tokens = false;             // print token ids instead of text
   int threads = 0;                      // 0: as many as the machine has processors
   std::string weights = "stored";       // width of matrices: stored or 8bit
+  std::string activations = "float";    // inputs of narrow matrices: float or int8
   std::string packed_dir = "auto";      // see PackedFolder
   int64_t context_tokens = 8192;        // prompt and answer; never more than the model's
 };

@@ -36,11 +36,16 @@ std::function<void(int64_t, int64_t)> LoadProgress(const Clock* clock, std::ostr
 }
 
 absl::StatusOr<LoadOptions> ToolLoadOptions(const std::string& model, int threads,
-                                            std::string_view weights, std::string_view packed_dir,
-                                            const Clock* clock, std::ostream* notes) {
+                                            std::string_view weights, std::string_view activations,
+                                            std::string_view packed_dir, const Clock* clock,
+                                            std::ostream* notes) {
   LoadOptions load;
   if (!ParseWeightWidth(weights, &load.weights)) {
     return InvalidArgument("weights: \"%s\" is no width; use stored or 8bit", weights);
+  }
+  if (!ParseActivations(activations, &load.activations)) {
+    return InvalidArgument("activations: \"%s\" is no way to take them; use float or int8",
+                           activations);
   }
   load.threads =
       threads > 0 ? threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));

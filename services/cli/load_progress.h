@@ -19,11 +19,13 @@ namespace deltamesh {
 std::function<void(int64_t done, int64_t all)> LoadProgress(const Clock* clock, std::ostream* notes,
                                                             bool terminal);
 
-// What a tool's flags say about loading: `threads` (0: one per processor), `weights` (stored or 8bit) and
-// `packed_dir` (off, auto or a folder). Progress and remarks go to `notes`, standard error or what stands
-// in for it. `clock` and `notes` must outlive the load. INVALID_ARGUMENT for another width.
+// What a tool's flags say about loading: `threads` (0: one per processor), `weights` (stored or 8bit),
+// `activations` (float or int8) and `packed_dir` (off, auto or a folder). Progress and remarks go to
+// `notes`, standard error or what stands in for it. `clock` and `notes` must outlive the load.
+// INVALID_ARGUMENT for other names.
 absl::StatusOr<LoadOptions> ToolLoadOptions(const std::string& model, int threads,
-                                            std::string_view weights, std::string_view packed_dir,
-                                            const Clock* clock, std::ostream* notes);
+                                            std::string_view weights, std::string_view activations,
+                                            std::string_view packed_dir, const Clock* clock,
+                                            std::ostream* notes);
 
 }  // namespace deltamesh

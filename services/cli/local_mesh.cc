@@ -25,10 +25,11 @@ absl::StatusOr<std::unique_ptr<LocalMesh>> LocalMesh::Start(const LocalMeshOptio
   mesh->folder_ = folder;
   mesh->children_ = std::make_unique<Children>(folder);
   RETURN_IF_ERROR(mesh->children_->Start(
-      "serve", {"serve", "--model=" + o.model, "--grpc-port=0", "--http-port=0",
-                "--threads=" + std::to_string(o.threads), "--experts=" + std::to_string(o.experts),
-                "--weights=" + o.weights, "--packed-dir=" + o.packed_dir,
-                "--run-dir=" + folder + "/run", "--parent=" + std::to_string(getpid())}));
+      "serve",
+      {"serve", "--model=" + o.model, "--grpc-port=0", "--http-port=0",
+       "--threads=" + std::to_string(o.threads), "--experts=" + std::to_string(o.experts),
+       "--weights=" + o.weights, "--activations=" + o.activations, "--packed-dir=" + o.packed_dir,
+       "--run-dir=" + folder + "/run", "--parent=" + std::to_string(getpid())}));
   RETURN_IF_ERROR(mesh->AwaitReady(o.ready_max));
   return mesh;
 }

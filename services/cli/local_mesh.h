@@ -17,6 +17,7 @@ struct LocalMeshOptions {
   int threads = 2;    // of each worker
   int experts = 2;    // shards; 0: experts in each worker
   std::string weights = "stored";
+  std::string activations = "float";
   std::string packed_dir = "auto";
   absl::Duration ready_max = absl::Minutes(5);
 };

@@ -120,7 +120,7 @@ absl::Status RunLogits(const LogitsOptions& options) {
   const SystemClock clock;
   ASSIGN_OR_RETURN(const LoadOptions load,
                    ToolLoadOptions(options.model, options.threads, options.weights,
-                                   options.packed_dir, &clock, &std::cerr));
+                                   options.activations, options.packed_dir, &clock, &std::cerr));
   ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, Model::Load(options.model, load));
   const ModelConfig& config = model->config();
   RETURN_IF_ERROR(CheckAgainstModel(options, calls, config));

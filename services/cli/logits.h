@@ -28,8 +28,9 @@ struct LogitsOptions {
   //   k_rope.LAYER  [positions, rope]
   bool states = false;
   int threads = 1;
-  std::string weights = "stored";  // width of matrices: stored or 8bit
-  std::string packed_dir = "off";  // see PackedFolder
+  std::string weights = "stored";     // width of matrices: stored or 8bit
+  std::string activations = "float";  // inputs of narrow matrices: float or int8
+  std::string packed_dir = "off";     // see PackedFolder
 };
 
 // INVALID_ARGUMENT names the flag, before the model is read where that is possible.

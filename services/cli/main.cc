@@ -100,6 +100,12 @@ void AddLogits(CLI::App& app, Command& command) {
       ->envname("DELTAMESH_WEIGHTS")
       ->check(CLI::IsMember({"stored", "8bit"}))
       ->capture_default_str();
+  logits
+      ->add_option("--activations", options->activations,
+                   "inputs of 8-bit and MXFP4 matrices: float, or int8, which is faster")
+      ->envname("DELTAMESH_ACTIVATIONS")
+      ->check(CLI::IsMember({"float", "int8"}))
+      ->capture_default_str();
   logits->add_option("--packed-dir", options->packed_dir, "folder of packed weights, auto or off")
       ->envname("DELTAMESH_PACKED_DIR")
       ->capture_default_str();
@@ -127,7 +133,8 @@ void AddBench(CLI::App& app, Command& command) {
   auto quality = std::make_shared<QualityOptions>();
   bench->add_option(
       "--quality", quality->text,
-      "instead of speed: logits of 8-bit weights against stored ones on this text file");
+      "instead of speed: logits of --activations int8 with --weights, or else of 8-bit weights, "
+      "against stored weights and float activations on this text file");
   bench->add_option("--quality-tokens", quality->tokens, "most tokens of the text")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -136,6 +143,8 @@ void AddBench(CLI::App& app, Command& command) {
       if (quality->text.empty()) return ExitCode(RunBench(*o, std::cout));
       quality->model = o->model;
       quality->threads = o->threads;
+      if (o->activations != "float") quality->weights = o->weights;
+      quality->activations = o->activations;
       quality->packed_dir = o->packed_dir;
       quality->json = o->json;
       return ExitCode(RunQuality(*quality, std::cout));

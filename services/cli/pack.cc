@@ -27,7 +27,7 @@ absl::Status RunPack(const PackOptions& options, std::ostream& out, std::ostream
   }
   const SystemClock clock;
   ASSIGN_OR_RETURN(LoadOptions load,
-                   ToolLoadOptions(options.model, options.threads, options.weights,
+                   ToolLoadOptions(options.model, options.threads, options.weights, "float",
                                    options.packed_dir, &clock, &notes));
   // Packing was asked for, so no model is too small for it and memory is no way out.
   if (options.packed_dir == "auto") load.packed.folder = DefaultPackedFolder(options.model);

@@ -58,12 +58,11 @@ class Reader {
   std::vector<float> logits_;
 };
 
-absl::StatusOr<std::unique_ptr<Reader>> Open(const QualityOptions& o, WeightWidth width,
-                                             int64_t tokens) {
+absl::StatusOr<std::unique_ptr<Reader>> Open(const QualityOptions& o, std::string_view weights,
+                                             std::string_view activations, int64_t tokens) {
   const SystemClock clock;
-  ASSIGN_OR_RETURN(const LoadOptions load,
-                   ToolLoadOptions(o.model, o.threads, WeightWidthName(width), o.packed_dir, &clock,
-                                   &std::cerr));
+  ASSIGN_OR_RETURN(const LoadOptions load, ToolLoadOptions(o.model, o.threads, weights, activations,
+                                                           o.packed_dir, &clock, &std::cerr));
   ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(o.model, load));
   auto reader = std::make_unique<Reader>(std::move(model), o.threads);
   RETURN_IF_ERROR(reader->Start(tokens));
@@ -120,8 +119,8 @@ absl::Status RunQuality(const QualityOptions& options, std::ostream& out) {
   const int64_t count = std::ssize(tokens);
   if (count < 2)
     return InvalidArgument("%s: %d tokens are too few to compare", options.text, count);
-  ASSIGN_OR_RETURN(const auto stored, Open(options, WeightWidth::kStored, count));
-  ASSIGN_OR_RETURN(const auto narrow, Open(options, WeightWidth::k8bit, count));
+  ASSIGN_OR_RETURN(const auto stored, Open(options, "stored", "float", count));
+  ASSIGN_OR_RETURN(const auto narrow, Open(options, options.weights, options.activations, count));
 
   Sums sums;
   const auto vocab = static_cast<size_t>(stored->vocab());
@@ -140,7 +139,8 @@ absl::Status RunQuality(const QualityOptions& options, std::ostream& out) {
     const nlohmann::ordered_json doc = {
         {"model", options.model},
         {"tokens", count},
-        {"weights", "8bit"},
+        {"weights", options.weights},
+        {"activations", options.activations},
         {"weight_bytes", narrow->weight_bytes()},
         {"stored_weight_bytes", stored->weight_bytes()},
         {"logit_relative_rms", sums.error()},
@@ -151,13 +151,16 @@ absl::Status RunQuality(const QualityOptions& options, std::ostream& out) {
     out << doc.dump(1) << "\n";
     return absl::OkStatus();
   }
-  out << absl::StrFormat("%d tokens of %s, against weights as stored\n", count, options.text);
-  out << "weights      MiB   logit error (RMS)   worst   same top-1   perplexity\n";
-  out << absl::StrFormat("stored  %8d                                             %10.3f\n",
-                         stored->weight_bytes() >> 20, sums.Perplexity(sums.stored_surprise));
-  out << absl::StrFormat("8bit    %8d   %15.3f %%   %5.3f   %8.1f %%   %10.3f\n",
-                         narrow->weight_bytes() >> 20, 100 * sums.error(), sums.worst,
-                         100 * sums.agreement(), sums.Perplexity(sums.surprise));
+  out << absl::StrFormat("%d tokens of %s, against weights as stored and float activations\n",
+                         count, options.text);
+  out << "weights activations      MiB   logit error (RMS)   worst   same top-1   perplexity\n";
+  out << absl::StrFormat(
+      "stored  float        %8d                                             %10.3f\n",
+      stored->weight_bytes() >> 20, sums.Perplexity(sums.stored_surprise));
+  out << absl::StrFormat("%-7s %-11s  %8d   %15.3f %%   %5.3f   %8.1f %%   %10.3f\n",
+                         options.weights, options.activations, narrow->weight_bytes() >> 20,
+                         100 * sums.error(), sums.worst, 100 * sums.agreement(),
+                         sums.Perplexity(sums.surprise));
   return absl::OkStatus();
 }
 

@@ -190,6 +190,7 @@ absl::Status Serve::StartWorker(const std::string& role, const std::string& name
                                    "--transport-listen=127.0.0.1:0",
                                    "--threads=" + std::to_string(threads),
                                    "--weights=" + options_.weights,
+                                   "--activations=" + options_.activations,
                                    "--packed-dir=" + options_.packed_dir,
                                    "--drain-seconds=2",
                                    "--ports-file=" + ports_file(name),
@@ -336,6 +337,10 @@ void AddServeFlags(CLI::App* app, ServeOptions* o) {
       ->capture_default_str();
   app->add_option("--weights", o->weights, "width of matrices: as stored, or 8bit")
       ->check(CLI::IsMember({"stored", "8bit"}))
+      ->capture_default_str();
+  app->add_option("--activations", o->activations,
+                  "inputs of 8-bit and MXFP4 matrices: float, or int8, which is faster")
+      ->check(CLI::IsMember({"float", "int8"}))
       ->capture_default_str();
   app->add_option("--packed-dir", o->packed_dir,
                   "folder of the packed weights that workers share; auto: the user's cache folder, "

@@ -16,8 +16,9 @@ namespace deltamesh {
 struct ServeOptions {
   std::string model;
   int prefill = 1, decode = 1,
-      experts = 2;                  // processes; no expert shard for a model without experts
-  std::string weights = "stored";   // width of matrices: stored or 8bit
+      experts = 2;                    // processes; no expert shard for a model without experts
+  std::string weights = "stored";     // width of matrices: stored or 8bit
+  std::string activations = "float";  // inputs of narrow matrices: float or int8
   std::string packed_dir = "auto";  // where the workers share packed weights: auto, off or a folder
   int threads = 0;                  // of each worker's step loop; 0: one per processor
   std::string host = "127.0.0.1";

@@ -43,6 +43,10 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
   app->add_option("--weights", f->weights, "width of matrices: as stored, or 8bit")
       ->check(CLI::IsMember({"stored", "8bit"}))
       ->capture_default_str();
+  app->add_option("--activations", f->activations,
+                  "inputs of 8-bit and MXFP4 matrices: float, or int8, which is faster")
+      ->check(CLI::IsMember({"float", "int8"}))
+      ->capture_default_str();
   app->add_option(
          "--packed-dir", f->packed_dir,
          "folder of packed weights that processes share; auto: the user's cache folder, off: none")

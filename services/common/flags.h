@@ -26,14 +26,15 @@ struct WorkerFlags {
   std::string listen = "127.0.0.1:0";            // gRPC: health and reflection
   std::string http = "127.0.0.1:0";              // /metrics, /healthz, /readyz
   std::string transport_listen = "127.0.0.1:0";  // where large buffers arrive
-  std::string transport_advertise;  // names the interface of a wildcard; empty: as listened
-  int threads = 1;                  // of the step loop
-  int64_t spin_us = 50;             // of looking for more work before a thread sleeps; 0: none
-  std::string packed_dir = "auto";  // where packed weights are kept: auto, off or a folder
-  std::string weights = "stored";   // width of matrices: stored or 8bit
-  double drain_seconds = 10;        // longest wait for running requests after SIGTERM
-  std::string ports_file;           // where to write the chosen ports; empty: nowhere
-  int64_t parent = 0;               // end when this process dies; 0: never
+  std::string transport_advertise;    // names the interface of a wildcard; empty: as listened
+  int threads = 1;                    // of the step loop
+  int64_t spin_us = 50;               // of looking for more work before a thread sleeps; 0: none
+  std::string packed_dir = "auto";    // where packed weights are kept: auto, off or a folder
+  std::string weights = "stored";     // width of matrices: stored or 8bit
+  std::string activations = "float";  // inputs of narrow matrices: float or int8
+  double drain_seconds = 10;          // longest wait for running requests after SIGTERM
+  std::string ports_file;             // where to write the chosen ports; empty: nowhere
+  int64_t parent = 0;                 // end when this process dies; 0: never
   std::string log_level = "info";
 };
 void AddWorkerFlags(CLI::App* app, WorkerFlags* flags);

@@ -61,6 +61,8 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const WorkerFlags& flags,
   options.only_experts = only_experts;
   options.threads = flags.threads;
   CHECK(ParseWeightWidth(flags.weights, &options.weights), "weights %s", flags.weights);
+  CHECK(ParseActivations(flags.activations, &options.activations), "activations %s",
+        flags.activations);
   options.packed.folder = PackedFolder(flags.packed_dir, flags.model);
   options.note = [](std::string_view line) { LogInfo("model.packing", {{"what", line}}); };
   const auto due = [&last] {
@@ -82,6 +84,7 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const WorkerFlags& flags,
   LogInfo("model.loaded",
           {{"folder", flags.model},
            {"digest", model->digest()},
+           {"activations", flags.activations},
            {"weight_mib", model->weight_bytes() >> 20},
            {"packed", model->packed().path.empty() ? "in memory" : model->packed().path},
            {"refused_files", model->packed().refused},
@@ -100,6 +103,7 @@ std::vector<std::pair<std::string, std::string>> DescribeWorker(const WorkerFlag
           {"threads", std::to_string(flags.threads)},
           {"spin-us", std::to_string(flags.spin_us)},
           {"weights", flags.weights},
+          {"activations", flags.activations},
           {"packed-dir", flags.packed_dir},
           {"drain-seconds", absl::StrFormat("%g", flags.drain_seconds)},
           {"transport peers", std::to_string(ucx.peers_max)},

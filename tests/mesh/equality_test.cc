@@ -17,6 +17,15 @@ struct Case {
   const char* family;
   int shards;
   int threads = 1;
+  WeightWidth weights = WeightWidth::kStored;
+  Activations activations = Activations::kFloat;
+
+  LoadOptions load() const {
+    LoadOptions options;
+    options.weights = weights;
+    options.activations = activations;
+    return options;
+  }
 };
 
 class MeshEqualityTest : public ::testing::TestWithParam<Case> {
@@ -27,6 +36,7 @@ class MeshEqualityTest : public ::testing::TestWithParam<Case> {
 TEST_P(MeshEqualityTest, EveryLengthAllAtOnce) {
   TestMeshOptions options;
   options.folder = Golden(GetParam().family);
+  options.load = GetParam().load();
   options.shards = GetParam().shards;
   options.threads = GetParam().threads;
   options.prefill = 2;
@@ -35,7 +45,7 @@ TEST_P(MeshEqualityTest, EveryLengthAllAtOnce) {
   TestMesh mesh(options);
   mesh.Start();
 
-  PlainEngine plain(options.folder);
+  PlainEngine plain(options.folder, options.load);
   std::vector<ClientRequest> requests;
   std::vector<RequestId> ids;
   for (size_t i = 0; i < kLengths.size(); ++i) {
@@ -59,7 +69,7 @@ TEST_P(MeshEqualityTest, EveryLengthAllAtOnce) {
 
 // A canary: another seed must give another sampled answer, or the comparison above sees nothing.
 TEST_P(MeshEqualityTest, ComparisonSeesOneChangedToken) {
-  PlainEngine plain(Golden(GetParam().family));
+  PlainEngine plain(Golden(GetParam().family), GetParam().load());
   ClientRequest request = MakeRequest("a", 70, 9, 41);
   const Answer first = plain.Run(request);
   request.prompt[3] = (request.prompt[3] + 1) % kTestVocab;
@@ -69,10 +79,11 @@ TEST_P(MeshEqualityTest, ComparisonSeesOneChangedToken) {
 TEST_P(MeshEqualityTest, StopTokenAndContextLimitEndAlike) {
   TestMeshOptions options;
   options.folder = Golden(GetParam().family);
+  options.load = GetParam().load();
   options.shards = GetParam().shards;
   TestMesh mesh(options);
   mesh.Start();
-  PlainEngine plain(options.folder);
+  PlainEngine plain(options.folder, options.load);
 
   ClientRequest stop = MakeRequest("stop", 130, 30, 8);
   const Answer free_run = plain.Run(stop);
@@ -88,15 +99,18 @@ TEST_P(MeshEqualityTest, StopTokenAndContextLimitEndAlike) {
   EXPECT_TRUE(SameAnswer(mesh.answer("full"), plain.Run(room))) << Describe(mesh.answer("full"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Shards, MeshEqualityTest,
-                         ::testing::Values(Case{"kimi_k3", 1}, Case{"kimi_k3", 2},
-                                           Case{"kimi_k3", 3}, Case{"kimi_linear", 1},
-                                           Case{"kimi_linear", 2}, Case{"kimi_linear", 3},
-                                           Case{"kimi_k3", 2, 2}, Case{"kimi_linear", 2, 2}),
-                         [](const auto& info) {
-                           return absl::StrFormat("%s_%d%s", info.param.family, info.param.shards,
-                                                  info.param.threads > 1 ? "_threads" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Shards, MeshEqualityTest,
+    ::testing::Values(Case{"kimi_k3", 1}, Case{"kimi_k3", 2}, Case{"kimi_k3", 3},
+                      Case{"kimi_linear", 1}, Case{"kimi_linear", 2}, Case{"kimi_linear", 3},
+                      Case{"kimi_k3", 2, 2}, Case{"kimi_linear", 2, 2},
+                      Case{"kimi_k3", 2, 1, WeightWidth::kStored, Activations::kInt8},
+                      Case{"kimi_linear", 2, 2, WeightWidth::k8bit, Activations::kInt8}),
+    [](const auto& info) {
+      return absl::StrFormat("%s_%d%s%s", info.param.family, info.param.shards,
+                             info.param.threads > 1 ? "_threads" : "",
+                             info.param.activations == Activations::kInt8 ? "_int8" : "");
+    });
 
 }  // namespace
 }  // namespace deltamesh::testing

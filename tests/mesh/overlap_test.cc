@@ -44,7 +44,7 @@ const mesh::WorkerMessage* Last(const std::vector<SendToRouter>& actions, Has ha
 TEST(OverlapTest, LayersLeaveWhileTheLastChunkComputes) {
   constexpr int64_t kPrompt = 64;  // one step
   constexpr LinkId kLink = 1;
-  Model& model = SharedModel(Golden("kimi_k3"), {}, false);
+  Model& model = SharedModel(Golden("kimi_k3"), {});
   ManualClock clock;
   SeededEntropy entropy(3);
   ThreadPool pool(1);

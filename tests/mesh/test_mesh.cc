@@ -19,23 +19,21 @@ std::vector<int32_t> ShardExperts(int64_t experts, int shard, int shards) {
   return out;
 }
 
-ExpertSelection None() {
-  ExpertSelection selection;
-  selection.kind = ExpertSelection::Kind::kNone;
-  return selection;
+LoadOptions WithoutExperts(LoadOptions load) {
+  load.experts.kind = ExpertSelection::Kind::kNone;
+  return load;
 }
 
 }  // namespace
 
-Model& SharedModel(const std::string& folder, const ExpertSelection& experts, bool only_experts) {
+Model& SharedModel(const std::string& folder, const LoadOptions& options) {
   static auto* models = new std::map<std::string, std::unique_ptr<Model>>();
-  const std::string key = absl::StrFormat("%s|%d|%s|%d", folder, static_cast<int>(experts.kind),
-                                          absl::StrJoin(experts.experts, ","), only_experts);
+  const std::string key =
+      absl::StrFormat("%s|%d|%s|%d|%s|%s", folder, static_cast<int>(options.experts.kind),
+                      absl::StrJoin(options.experts.experts, ","), options.only_experts,
+                      WeightWidthName(options.weights), ActivationsName(options.activations));
   auto it = models->find(key);
   if (it == models->end()) {
-    LoadOptions options;
-    options.experts = experts;
-    options.only_experts = only_experts;
     absl::StatusOr<std::unique_ptr<Model>> model = Model::Load(folder, options);
     CHECK_OK(model.status());
     it = models->emplace(key, *std::move(model)).first;
@@ -67,8 +65,8 @@ std::string Describe(const Answer& a) {
 
 // ---- plain engine --------------------------------------------------------------------------------
 
-PlainEngine::PlainEngine(const std::string& folder)
-    : model_(SharedModel(folder, {}, false)), experts_(&model_.experts(), &pool_) {
+PlainEngine::PlainEngine(const std::string& folder, const LoadOptions& load)
+    : model_(SharedModel(folder, load)), experts_(&model_.experts(), &pool_) {
   EngineOptions options;
   options.slabs = 1;
   options.latent_blocks = 64;
@@ -178,7 +176,7 @@ std::unique_ptr<TestMesh::Worker> TestMesh::Make(const std::string& name, mesh::
 }
 
 void TestMesh::MakeAttention(Worker& w) {
-  w.model = &SharedModel(options_.folder, None(), false);
+  w.model = &SharedModel(options_.folder, WithoutExperts(options_.load));
   RemoteExpertsOptions experts;
   experts.caller = w.name;
   experts.model_digest = w.model->digest();
@@ -250,11 +248,13 @@ void TestMesh::MakeAttention(Worker& w) {
 }
 
 void TestMesh::MakeExpert(Worker& w, int index) {
-  const int64_t experts = SharedModel(options_.folder, None(), false).config().experts;
-  ExpertSelection selection;
-  selection.kind = ExpertSelection::Kind::kList;
-  selection.experts = ShardExperts(experts, index, options_.shards);
-  w.model = &SharedModel(options_.folder, selection, true);
+  const int64_t experts =
+      SharedModel(options_.folder, WithoutExperts(options_.load)).config().experts;
+  LoadOptions load = options_.load;
+  load.experts = {.kind = ExpertSelection::Kind::kList,
+                  .experts = ShardExperts(experts, index, options_.shards)};
+  load.only_experts = true;
+  w.model = &SharedModel(options_.folder, load);
   ExpertServerOptions options;
   options.name = w.name;
   options.epoch = w.epoch;
@@ -272,7 +272,7 @@ void TestMesh::MakeExpert(Worker& w, int index) {
   registration.set_transport_kind(w.transport->kind());
   registration.mutable_experts()->set_shard(static_cast<uint32_t>(index));
   registration.mutable_experts()->set_shards(static_cast<uint32_t>(options_.shards));
-  for (int32_t e : selection.experts) {
+  for (int32_t e : load.experts.experts) {
     registration.mutable_experts()->add_experts(static_cast<uint32_t>(e));
   }
   w.core = std::make_unique<ExpertCore>(

@@ -42,7 +42,7 @@ class ManualClock final : public Clock {
 };
 
 // Loaded once per test program and selection.
-Model& SharedModel(const std::string& folder, const ExpertSelection& experts, bool only_experts);
+Model& SharedModel(const std::string& folder, const LoadOptions& options);
 
 struct Answer {
   std::vector<TokenId> tokens;
@@ -59,7 +59,7 @@ std::string Describe(const Answer& answer);
 // One engine, no mesh: what the mesh must equal.
 class PlainEngine {
  public:
-  explicit PlainEngine(const std::string& folder);
+  explicit PlainEngine(const std::string& folder, const LoadOptions& load = {});
   Answer Run(const ClientRequest& request);
 
  private:
@@ -71,6 +71,7 @@ class PlainEngine {
 
 struct TestMeshOptions {
   std::string folder;  // checkpoint
+  LoadOptions load;    // of every worker; experts as its role needs
   int prefill = 1, decode = 1, shards = 2;
   EngineOptions engine = {.slabs = 4,
                           .latent_blocks = 64,

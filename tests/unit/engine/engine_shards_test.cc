@@ -16,12 +16,11 @@ using testing::RandomPrompt;
 // A model without attention: an expert shard as its process would load it.
 struct Shard {
   Shard(const std::string& folder, InprocNetwork& network, int64_t index, int64_t of,
-        int64_t experts)
+        int64_t experts, LoadOptions options)
       : pool(1) {
     info.name = info.address = "shard-" + std::to_string(index);
     info.epoch = 1;
     for (int64_t e = index; e < experts; e += of) info.experts.push_back(static_cast<int32_t>(e));
-    LoadOptions options;
     options.experts = {.kind = ExpertSelection::Kind::kList, .experts = info.experts};
     options.only_experts = true;
     auto loaded = Model::Load(folder, options);
@@ -64,22 +63,39 @@ std::map<uint64_t, Tokens> Answers(Model& model, ExpertBackend& experts) {
   return answers;
 }
 
-class EngineShards : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Families, EngineShards,
-                         ::testing::Values("kimi_k3_tiny", "kimi_linear_tiny"),
-                         [](const auto& param) { return std::string(param.param); });
+struct Family {
+  const char* name;
+  WeightWidth weights;
+  Activations activations;
+};
+
+class EngineShards : public ::testing::TestWithParam<Family> {};
+INSTANTIATE_TEST_SUITE_P(
+    Families, EngineShards,
+    ::testing::Values(Family{"kimi_k3_tiny", WeightWidth::kStored, Activations::kFloat},
+                      Family{"kimi_linear_tiny", WeightWidth::kStored, Activations::kFloat},
+                      Family{"kimi_k3_tiny", WeightWidth::kStored, Activations::kInt8},
+                      Family{"kimi_linear_tiny", WeightWidth::k8bit, Activations::kInt8}),
+    [](const auto& info) {
+      return std::string(info.param.name) + "_" +
+             std::string(ActivationsName(info.param.activations));
+    });
 
 TEST_P(EngineShards, EqualInProcess) {
-  const std::string folder = GoldenFolder(GetParam());
-  Model& whole = testing::GoldenModel(GetParam());
+  const std::string folder = GoldenFolder(GetParam().name);
+  LoadOptions options;
+  options.weights = GetParam().weights;
+  options.activations = GetParam().activations;
+  const auto loaded = *Model::Load(folder, options);
+  Model& whole = *loaded;
   ThreadPool pool(1);
   LocalExperts local(&whole.experts(), &pool);
   const auto want = Answers(whole, local);
   ASSERT_EQ(want.size(), 3u);
 
-  LoadOptions options;
-  options.experts.kind = ExpertSelection::Kind::kNone;
-  const auto attention = *Model::Load(folder, options);
+  LoadOptions attention_options = options;
+  attention_options.experts.kind = ExpertSelection::Kind::kNone;
+  const auto attention = *Model::Load(folder, attention_options);
   EXPECT_LT(attention->weight_bytes(), whole.weight_bytes());
   for (int64_t n = 1; n <= 3; ++n) {
     InprocNetwork network;
@@ -91,7 +107,8 @@ TEST_P(EngineShards, EqualInProcess) {
     std::vector<std::unique_ptr<Shard>> shards;
     ExpertView view{.epoch = 1, .shards = {}};
     for (int64_t i = 0; i < n; ++i) {
-      shards.push_back(std::make_unique<Shard>(folder, network, i, n, whole.config().experts));
+      shards.push_back(
+          std::make_unique<Shard>(folder, network, i, n, whole.config().experts, options));
       view.shards.push_back(shards.back()->info);
     }
     remote.SetView(view);
