@@ -51,6 +51,26 @@ class BenchTest(unittest.TestCase):
         self.assertIn("% of a TCP connection", done.stdout)
         self.assertIn("% of median read bandwidth", done.stdout)
 
+    def test_int8_activations_through_the_mesh(self):
+        done = bench("--sections=mesh", "--json", "--activations=int8", *SHORT)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        doc = json.loads(done.stdout)
+        self.assertEqual(doc["activations"], "int8")
+        for row in doc["results"]:
+            self.check(row, "tps")
+
+    def test_quality_of_narrow_modes(self):
+        def quality(*args):
+            done = bench(f"--quality={__file__}", "--quality-tokens=100", "--json", *args)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            doc = json.loads(done.stdout)
+            self.assertTrue(0 < doc["logit_relative_rms"] < 0.5, doc)
+            self.assertTrue(0.5 < doc["top1_agreement"] <= 1, doc)
+            return doc["weights"], doc["activations"]
+        self.assertEqual(quality(), ("8bit", "float"))
+        self.assertEqual(quality("--activations=int8"), ("stored", "int8"))
+        self.assertEqual(quality("--activations=int8", "--weights=8bit"), ("8bit", "int8"))
+
     def test_a_lesser_cpu(self):
         def system(*args, **env):
             done = bench("--sections=decode", "--json", *SHORT, *args, **env)
