@@ -36,7 +36,7 @@ HWY_INLINE int64_t Piece(int64_t left, int64_t most) {
 }
 
 // Weight sources: Start before each block of 32 columns gives the scales, then Row(r) the bytes of its
-// columns 4 r to 4 r + 3, biased by Ops::kBias.
+// columns 4 r to 4 r + 3, through Ops::Bias.
 template <class Ops>
 struct Int8Source {
   static constexpr int64_t kScaleBytes = 2 * kPanel;
@@ -60,7 +60,7 @@ struct Int8Source {
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) {
       const auto bytes = hn::LoadU(D8(), row + v * 4 * kWidth);
-      w[v] = hn::BitCast(DI(), hn::Xor(bytes, hn::Set(D8(), Ops::kBias)));
+      w[v] = hn::BitCast(DI(), Ops::Bias(bytes));
     }
   }
   const uint8_t* base;
@@ -83,7 +83,7 @@ struct MxSource {
   // Low nibbles are outputs of the panel's first half, high ones of its second.
   HWY_INLINE void Row(int64_t r, VI (&w)[kVecs]) const {
     const uint8_t* row = group + kPanel + r * 2 * kPanel;
-    const auto values = hn::Xor(hn::LoadDup128(D8(), kMxDoubled), hn::Set(D8(), Ops::kBias));
+    const auto values = Ops::Bias(hn::LoadDup128(D8(), kMxDoubled));
     const auto nibble = hn::Set(D8(), uint8_t{15});
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs / 2; ++v) {
@@ -114,8 +114,7 @@ struct Rows {
   // Where isum starts.
   template <class Ops>
   HWY_INLINE VI Offset(int64_t t, int64_t g) const {
-    if constexpr (Ops::kBias == 0) return hn::Zero(DI());
-    return hn::Set(DI(), *reinterpret_cast<const int32_t*>(base + t * row_bytes + offsets + 4 * g));
+    return Ops::Offset(reinterpret_cast<const int32_t*>(base + t * row_bytes + offsets + 4 * g));
   }
   int64_t row_bytes;
   const std::byte* base;
@@ -134,6 +133,27 @@ HWY_INLINE void StorePanel(const Int8GemmParams& p, int64_t token, int64_t panel
   HWY_ALIGN float buffer[kPanel];
   for (int v = 0; v < kVecs; ++v) hn::Store(sum[v], DF(), buffer + v * kWidth);
   std::memcpy(y, buffer, static_cast<size_t>(count) * sizeof(float));
+}
+
+// Adds the products of all rows of a block to isum; row(r, acc) adds those of one to acc.
+template <class Ops, int kTokens, class Row>
+HWY_INLINE void AddRows(const Row& row, VI (&isum)[kTokens][kVecs]) {
+#pragma GCC unroll 8
+  for (int begin = 0; begin < kRows; begin += Ops::kRun) {
+    VI acc[kTokens][kVecs];
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) acc[t][v] = Ops::Begin(isum[t][v]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Ops::kRun; ++r) row(begin + r, acc);
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) isum[t][v] = Ops::Fold(isum[t][v], acc[t][v]);
+    }
+  }
 }
 
 // Adds a finished block to the chains of a tile.
@@ -172,8 +192,7 @@ HWY_NOINLINE void FusedPanels(const Int8GemmParams& p) {
 #pragma GCC unroll 8
         for (int v = 0; v < kVecs; ++v) isum[t][v] = rows.template Offset<Ops>(t, g);
       }
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
+      const auto row = [&](int r, VI(&acc)[kTokens][kVecs]) HWY_ATTR {
         VI bytes[kVecs], w[kVecs][Ops::kW];
         source.Row(r, bytes);
 #pragma GCC unroll 8
@@ -183,9 +202,10 @@ HWY_NOINLINE void FusedPanels(const Int8GemmParams& p) {
           VI x[Ops::kX];
           Ops::Spread(rows.Codes(t, g) + 4 * r, x);
 #pragma GCC unroll 8
-          for (int v = 0; v < kVecs; ++v) isum[t][v] = Ops::Dot(isum[t][v], w[v], x);
+          for (int v = 0; v < kVecs; ++v) acc[t][v] = Ops::Dot(acc[t][v], w[v], x);
         }
-      }
+      };
+      AddRows<Ops, kTokens>(row, isum);
       AddBlock<kTokens>(rows, 0, g, isum, scale, sum);
     }
     for (int t = 0; t < kTokens; ++t) StorePanel(p, t, panel, sum[t]);
@@ -251,8 +271,7 @@ HWY_NOINLINE void StretchTile(const Rows& rows, int64_t token, const Stretch<Ops
 #pragma GCC unroll 8
       for (int v = 0; v < kVecs; ++v) isum[t][v] = rows.template Offset<Ops>(token + t, g);
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
+    const auto row = [&](int r, VI(&acc)[kTokens][kVecs]) HWY_ATTR {
       VI w[kVecs][Ops::kW];
 #pragma GCC unroll 8
       for (int v = 0; v < kVecs; ++v) {
@@ -270,9 +289,10 @@ HWY_NOINLINE void StretchTile(const Rows& rows, int64_t token, const Stretch<Ops
           Ops::Spread(rows.Codes(token + t, g) + 4 * r, x);
         }
 #pragma GCC unroll 8
-        for (int v = 0; v < kVecs; ++v) isum[t][v] = Ops::Dot(isum[t][v], w[v], x);
+        for (int v = 0; v < kVecs; ++v) acc[t][v] = Ops::Dot(acc[t][v], w[v], x);
       }
-    }
+    };
+    AddRows<Ops, kTokens>(row, isum);
     VF scale[kVecs];
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) scale[v] = hn::Load(DF(), stretch.scale[g - g0] + v * kWidth);
@@ -336,18 +356,19 @@ HWY_INLINE void GemmOf(const Int8GemmParams& p) {
   }
 }
 
-template <class Ops>
+template <class Int8Ops, class MxOps>
 HWY_INLINE void GemmWith(const Int8GemmParams& p) {
   HWY_ASSERT(TakesInt8(p.w.format));
-  if (p.w.format == WeightFormat::kInt8) return GemmOf<Ops, Int8Source<Ops>>(p);
-  return GemmOf<Ops, MxSource<Ops>>(p);
+  if (p.w.format == WeightFormat::kInt8) return GemmOf<Int8Ops, Int8Source<Int8Ops>>(p);
+  return GemmOf<MxOps, MxSource<MxOps>>(p);
 }
 
 void Int8GemmCpu(const Int8GemmParams& p) {
 #if HWY_ARCH_X86
-  return HasByteProducts(kWidth == 16) ? GemmWith<ByteOps>(p) : GemmWith<WordOps>(p);
+  if (HasByteProducts(kWidth == 16)) return GemmWith<ByteOps, ByteOps>(p);
+  return GemmWith<WordOps, SmallOps>(p);
 #else
-  return GemmWith<LaneOps>(p);
+  return GemmWith<LaneOps, LaneOps>(p);
 #endif
 }
 

@@ -19,6 +19,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using DF = hn::CappedTag<float, 16>;
 using DI = hn::RebindToSigned<DF>;
 using D8 = hn::Repartition<uint8_t, DF>;
+using V8 = hn::Vec<D8>;
 using VF = hn::Vec<DF>;
 using VI = hn::Vec<DI>;  // 32-bit lanes, or the four bytes in each
 constexpr int kWidth = static_cast<int>(hn::MaxLanes(DF()));
@@ -26,7 +27,8 @@ constexpr int kVecs = static_cast<int>(kPanel) / kWidth;  // registers of a pane
 constexpr int kRows = static_cast<int>(kMxBlock) / 4;     // rows of four columns in a block
 
 // How an instruction set multiplies four weight bytes of each lane by four codes of one token:
-//   kBias        what is added to the weight bytes beforehand; undone by the offset in the row
+//   Bias         what is done to the weight bytes beforehand
+//   Offset       isum's start, which undoes it, from -128 times the sum of the block's codes
 //   kW, kX       registers that hold four columns of weights of some outputs, and of a token
 //   kTileTokens  most tokens of a register tile
 //   kFusedTokens most tokens that take weights straight from memory
@@ -34,6 +36,7 @@ constexpr int kRows = static_cast<int>(kMxBlock) / 4;     // rows of four column
 //   kPrepares    whether Spread is costly enough to be done ahead for a tile, by Prepare
 //   Spread       the four codes of a token into kX registers
 //   Dot          adds the products of each lane
+//   kRun         rows after which Fold adds what Dot gathered, from Begin on, to isum
 HWY_INLINE VI FourCodes(const int8_t* codes) {
   int32_t four;
   std::memcpy(&four, codes, sizeof(four));
@@ -44,8 +47,11 @@ HWY_INLINE VI FourCodes(const int8_t* codes) {
 // VNNI: unsigned weights times signed codes. The instruction is written out because this Highway has
 // no target that allows it everywhere it exists.
 struct ByteOps {
-  static constexpr uint8_t kBias = 128;
-  static constexpr int kW = 1, kX = 1;
+  static constexpr int kW = 1, kX = 1, kRun = kRows;
+  static HWY_INLINE V8 Bias(V8 bytes) { return hn::Xor(bytes, hn::Set(D8(), uint8_t{128})); }
+  static HWY_INLINE VI Offset(const int32_t* offset) { return hn::Set(DI(), *offset); }
+  static HWY_INLINE VI Begin(VI isum) { return isum; }
+  static HWY_INLINE VI Fold(VI, VI acc) { return acc; }
   static constexpr bool kPrepares = false;
   static constexpr int kTileTokens = kVecs == 2 ? 6 : 3;
   static constexpr int kFusedTokens = kVecs == 2 ? 8 : 3;
@@ -63,8 +69,11 @@ struct ByteOps {
 
 // Columns 0 and 2 in one register, 1 and 3 in the other, as 16-bit halves of the lanes.
 struct WordOps {
-  static constexpr uint8_t kBias = 0;
-  static constexpr int kW = 2, kX = 2;
+  static constexpr int kW = 2, kX = 2, kRun = kRows;
+  static HWY_INLINE V8 Bias(V8 bytes) { return bytes; }
+  static HWY_INLINE VI Offset(const int32_t*) { return hn::Zero(DI()); }
+  static HWY_INLINE VI Begin(VI isum) { return isum; }
+  static HWY_INLINE VI Fold(VI, VI acc) { return acc; }
   static constexpr bool kPrepares = true;
   static constexpr int kTileTokens = kVecs == 2 ? 6 : 3;
   static constexpr int kFusedTokens = kVecs == 2 ? 8 : 3;
@@ -98,10 +107,43 @@ struct WordOps {
     return acc;
   }
 };
+// For weights within [-12, 12], as MXFP4's are: with a bias of 12 they are unsigned, and four rows of their
+// products, two columns to a 16-bit half, reach at most 4 * 2 * 24 * 127.
+struct SmallOps {
+  static constexpr int kW = 1, kX = 1, kRun = 4;
+  static constexpr bool kPrepares = false;
+  static constexpr int kTileTokens = kVecs == 2 ? 6 : 3;
+  static constexpr int kFusedTokens = kVecs == 2 ? 8 : 3;
+  using D16 = hn::Repartition<int16_t, DF>;
+  static HWY_INLINE V8 Bias(V8 bytes) { return hn::Add(bytes, hn::Set(D8(), uint8_t{12})); }
+  static HWY_INLINE VI Offset(const int32_t* offset) { return hn::Set(DI(), *offset / 32 * 3); }
+  static HWY_INLINE VI Begin(VI) { return hn::Zero(DI()); }
+  static HWY_INLINE VI Fold(VI isum, VI acc) {
+    VI none = hn::Zero(DI());
+    return hn::ReorderWidenMulAccumulate(DI(), hn::BitCast(D16(), acc), hn::Set(D16(), int16_t{1}),
+                                         isum, none);
+  }
+  static HWY_INLINE void Split(VI bytes, VI* w) { w[0] = bytes; }
+  static HWY_INLINE void Spread(const int8_t* codes, VI* x) { x[0] = FourCodes(codes); }
+  static HWY_INLINE VI Dot(VI acc, const VI* w, const VI* x) {
+#if HWY_TARGET == HWY_AVX2
+    const VI pairs{_mm256_maddubs_epi16(w[0].raw, x[0].raw)};
+#else
+    const VI pairs{_mm512_maddubs_epi16(w[0].raw, x[0].raw)};
+#endif
+    acc = hn::BitCast(DI(), hn::Add(hn::BitCast(D16(), acc), hn::BitCast(D16(), pairs)));
+    // Keeps the compiler from gathering all products before it adds any.
+    asm("" : "+v"(acc.raw));
+    return acc;
+  }
+};
 #else
 struct LaneOps {
-  static constexpr uint8_t kBias = 0;
-  static constexpr int kW = 1, kX = 4;
+  static constexpr int kW = 1, kX = 4, kRun = kRows;
+  static HWY_INLINE V8 Bias(V8 bytes) { return bytes; }
+  static HWY_INLINE VI Offset(const int32_t*) { return hn::Zero(DI()); }
+  static HWY_INLINE VI Begin(VI isum) { return isum; }
+  static HWY_INLINE VI Fold(VI, VI acc) { return acc; }
   static constexpr bool kPrepares = false;
   static constexpr int kTileTokens = 2;
   static constexpr int kFusedTokens = 2;
