@@ -194,6 +194,7 @@ void PrintJson(const BenchOptions& o, const Model& model, const std::vector<Benc
 }
 
 absl::Status CheckOptions(const BenchOptions& o) {
+  if (o.model.empty()) return InvalidArgument("model: none given; use --model FOLDER");
   for (const int64_t n : o.prefill) {
     if (n < 1) return InvalidArgument("prefill: %d tokens; use at least 1", n);
   }
@@ -213,7 +214,7 @@ absl::Status CheckOptions(const BenchOptions& o) {
 }  // namespace
 
 void AddBenchFlags(CLI::App* app, BenchOptions* o) {
-  app->add_option("--model", o->model, "checkpoint folder")->envname("DELTAMESH_MODEL")->required();
+  app->add_option("--model", o->model, "checkpoint folder")->envname("DELTAMESH_MODEL");
   app->add_option("--sections", o->sections, "what to measure, of these")
       ->delimiter(',')
       ->check(CLI::IsMember({"prefill", "decode", "batch", "context", "handoff", "mesh"}))

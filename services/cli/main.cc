@@ -13,6 +13,7 @@
 #include "kernels/base/cpu_features.h"
 #include "runtime/base/status.h"
 #include "services/cli/bench.h"
+#include "services/cli/bench_long.h"
 #include "services/cli/bench_mesh.h"
 #include "services/cli/call.h"
 #include "services/cli/chat.h"
@@ -138,8 +139,25 @@ void AddBench(CLI::App& app, Command& command) {
   bench->add_option("--quality-tokens", quality->tokens, "most tokens of the text")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  auto curve = std::make_shared<CurveOptions>();
+  auto hybrid = std::make_shared<HybridOptions>();
+  auto compare = std::make_shared<bool>(false);
+  AddLongFlags(bench, curve.get(), compare.get(), hybrid.get());
   bench->callback([=, &command] {
     command = [=] {
+      if (*compare) {
+        hybrid->threads = o->threads;
+        hybrid->json = o->json;
+        return ExitCode(RunHybridVsFull(*hybrid, std::cout));
+      }
+      if (!curve->lengths.empty()) {
+        curve->model = o->model;
+        curve->threads = o->threads;
+        curve->packed_dir = o->packed_dir;
+        curve->chunk_tokens = o->chunk_tokens;
+        curve->json = o->json;
+        return ExitCode(RunCurve(*curve, std::cout));
+      }
       if (quality->text.empty()) return ExitCode(RunBench(*o, std::cout));
       quality->model = o->model;
       quality->threads = o->threads;

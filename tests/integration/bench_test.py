@@ -80,6 +80,38 @@ class BenchTest(unittest.TestCase):
         self.assertIn("--cpu-target: SSE4 is not known or not of this CPU; use " + best,
                       system(DELTAMESH_CPU_TARGET="sse4"))
 
+    def test_curve_of_a_long_prompt(self):
+        done = subprocess.run([BINARY, "bench", "--curve=128,1k,2k", "--json", "--memory-mib=2048"],
+                              capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        doc = json.loads(done.stdout)
+        self.assertEqual([p["length"] for p in doc["curve"]], [128, 1024, 2048])
+        for p in doc["curve"]:
+            self.assertTrue(0 < p["kda_us_per_token"] < p["us_per_token"], p)
+            self.assertLess(p["peak_resident_bytes"], 2048 << 20)
+        self.assertEqual(doc["curve"][2]["cache_bytes"] - doc["curve"][1]["cache_bytes"],
+                         1024 * 4 * (16 + 16))
+        done = bench("--curve=1k", "--memory-mib=1")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("memory-mib: 1; ", done.stderr)
+
+    def test_hybrid_against_full(self):
+        done = subprocess.run([BINARY, "bench", "--hybrid-vs-full", "--contexts=16k,512", "--json",
+                               "--hybrid-steps=2"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        doc = json.loads(done.stdout)
+        short, long = doc["results"]
+        self.assertEqual((short["context"], long["context"]), (512, 16384))
+        # 8 layers against 2 and the state of 6, all float32.
+        self.assertEqual(long["full"]["cache_bytes"], 8 * 96 * 4 * 16384)
+        state = 6 * (4 * 64 * 64 + 3 * 3 * 256 + 256 + 2 * 16 * 256)
+        self.assertEqual(long["hybrid"]["cache_bytes"], 4 * (2 * 96 * 16384 + state))
+        self.assertGreater(long["cache_less"], 0.7)
+        for check in doc["fill_check"].values():
+            self.assertTrue(check["filled_ms"] > 0 and check["computed_ms"] > 0, check)
+        done = bench("--hybrid-vs-full", "--contexts=100")
+        self.assertIn("contexts: 100; use multiples of 64", done.stderr)
+
     def test_what_cannot_be_measured(self):
         for flag, message in (("--depths=100", "depths: 100; use multiples of 64"),
                               ("--handoff-mib=0", "handoff-mib: 0; use 1 to"),
