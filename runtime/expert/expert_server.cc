@@ -20,8 +20,9 @@ absl::Status CheckIdentity(const mesh::ExpertDispatch& d, const ExpertServerOpti
   }
   if (d.model_digest() != options.model_digest) {
     return FailedPrecondition(
-        "model_digest: %s, but this shard serves %s; load the same checkpoint", d.model_digest(),
-        options.model_digest);
+        "model_digest: %s, but this shard serves %s; load the same checkpoint with the same "
+        "--weights and --activations",
+        d.model_digest(), options.model_digest);
   }
   return absl::OkStatus();
 }

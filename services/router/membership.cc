@@ -127,7 +127,8 @@ absl::Status Membership::CheckIdentity(const mesh::Register& m) const {
   Differ("transport_kind", m.transport_kind(), transport_kind_, &difference);
   if (difference.empty()) return absl::OkStatus();
   return FailedPrecondition(
-      "%s worker \"%s\" does not fit router \"%s\": %s; run the same model and release everywhere",
+      "%s worker \"%s\" does not fit router \"%s\": %s; "
+      "run the same model, --weights, --activations and release everywhere",
       RoleName(m.role()), m.name(), options_->name, difference);
 }
 

@@ -88,6 +88,17 @@ class AnswersTest(MeshTestCase):
                                   capture_output=True, text=True, timeout=30, check=True)
             self.assertEqual(self.mesh.generate(**case).tokens, [int(t) for t in done.stdout.split(",")])
 
+    def test_a_worker_with_other_activations_stays_out(self):
+        other = self.mesh.add_worker("decode", 9, [*WORKER_FLAGS, "--activations=int8"])
+        try:
+            wait_until(lambda: "run the same model, --weights, --activations" in other.tail(100), 20,
+                       "it is told why:\n" + other.tail())
+            self.assertEqual(self.mesh["router"].metrics().sum("deltamesh_workers",
+                                                               worker_role="decode"), 2)
+        finally:
+            other.kill()
+            del self.mesh.processes[other.name]
+
     def test_bench_mesh_prints_the_rows_of_bench(self):
         def run(*args):
             return subprocess.run([BINARY, "bench-mesh", "--decode-steps=8", "--repetitions=2", *args],
