@@ -30,6 +30,8 @@ RandomShape CurveShape() {
           .vocab = 256};
 }
 
+constexpr int64_t kFilledWindow = 4096;
+
 struct Point {
   int64_t length;
   int64_t window;  // tokens before `length` that were timed
@@ -63,14 +65,16 @@ void PrintTable(const CurveOptions& o, const LongRun& run, const std::vector<Poi
          "memory\n";
   for (const Point& p : points) {
     const double us = 1e6 / static_cast<double>(p.window);
-    out << absl::StrFormat("%-8s %11d %14.1f %13.1f %13.1f s %6d MiB %9d MiB\n",
+    const std::string so_far = o.fill ? "-" : absl::StrFormat("%.1f s", p.seconds);
+    out << absl::StrFormat("%-8s %11d %14.1f %13.1f %15s %6d MiB %9d MiB\n",
                            TokenCountText(p.length), p.window, us * p.window_time.total,
-                           us * p.window_time.kda, p.seconds, p.cache_bytes >> 20,
+                           us * p.window_time.kda, so_far, p.cache_bytes >> 20,
                            p.resident_bytes >> 20);
   }
   out << absl::StrFormat(
-      "* all %d, each with one feed-forward part\nbound on the memory of this process: %d MiB\n",
-      kda, o.memory_mib);
+      "* all %d, each with one feed-forward part\nbound on the memory of this process: %d MiB\n%s",
+      kda, o.memory_mib,
+      o.fill ? "the cache before the last tokens was filled with numbers, not computed\n" : "");
 }
 
 void PrintJson(const CurveOptions& o, const LongRun& run, const std::vector<Point>& points,
@@ -82,24 +86,26 @@ void PrintJson(const CurveOptions& o, const LongRun& run, const std::vector<Poin
                                 {"mla_layers", c.CountMixer(MixerKind::kMla)},
                                 {"threads", o.threads},
                                 {"chunk_tokens", o.chunk_tokens},
+                                {"cache_is", o.fill ? "filled up to the window" : "computed"},
                                 {"memory_bound_mib", o.memory_mib}};
   for (const Point& p : points) {
     const double us = 1e6 / static_cast<double>(p.window);
-    doc["curve"].push_back({{"length", p.length},
-                            {"window", p.window},
-                            {"us_per_token", us * p.window_time.total},
-                            {"kda_us_per_token", us * p.window_time.kda},
-                            {"mla_us_per_token", us * p.window_time.mla},
-                            {"seconds", p.seconds},
-                            {"cache_bytes", p.cache_bytes},
-                            {"peak_resident_bytes", p.resident_bytes}});
+    doc["curve"].push_back(
+        {{"length", p.length},
+         {"window", p.window},
+         {"us_per_token", us * p.window_time.total},
+         {"kda_us_per_token", us * p.window_time.kda},
+         {"mla_us_per_token", us * p.window_time.mla},
+         {"seconds", o.fill ? nlohmann::ordered_json() : nlohmann::ordered_json(p.seconds)},
+         {"cache_bytes", p.cache_bytes},
+         {"peak_resident_bytes", p.resident_bytes}});
   }
   out << doc.dump(1) << "\n";
 }
 
 }  // namespace
 
-absl::Status RunCurve(const CurveOptions& o, std::ostream& out) {
+absl::Status RunCurve(const CurveOptions& o, std::ostream& out, std::ostream& notes) {
   ASSIGN_OR_RETURN(const std::vector<int64_t> lengths, Lengths(o));
   if (lengths.empty()) return InvalidArgument("curve: no lengths; use 1k,16k,128k,1M");
   std::unique_ptr<ScratchFolder> scratch;
@@ -122,12 +128,26 @@ absl::Status RunCurve(const CurveOptions& o, std::ostream& out) {
   int64_t done = 0;
   for (const int64_t length : lengths) {
     // Long windows: a single call is too short to time beside other work of the machine.
-    const int64_t window = std::min(length - done, std::max(o.chunk_tokens, length / 8));
-    ASSIGN_OR_RETURN(const PromptTime before, run->Feed(length - window - done, o.chunk_tokens));
+    const int64_t window =
+        std::min(length - done, o.fill ? kFilledWindow : std::max(o.chunk_tokens, length / 8));
+    PromptTime before;
+    if (o.fill) {
+      if ((length - window) % kBlockTokens != 0) {
+        return InvalidArgument("curve: %s is not a multiple of %d, which --fill needs",
+                               TokenCountText(length), kBlockTokens);
+      }
+      RETURN_IF_ERROR(run->Fill(length - window));
+    } else {
+      ASSIGN_OR_RETURN(before, run->Feed(length - window - done, o.chunk_tokens));
+    }
     ASSIGN_OR_RETURN(const PromptTime time, run->Feed(window, o.chunk_tokens));
     seconds += before.total + time.total;
     done = length;
     points.push_back({length, window, time, seconds, run->CacheBytes(length), PeakResidentBytes()});
+    notes << absl::StrFormat("%s: %.1f us per token, %.1f of it in KDA layers\n",
+                             TokenCountText(length), 1e6 * time.total / static_cast<double>(window),
+                             1e6 * time.kda / static_cast<double>(window))
+          << std::flush;
     if (points.back().resident_bytes > bound) {
       return ResourceExhausted("memory-mib: %d; %d MiB were in use at %s tokens; allow more",
                                o.memory_mib, points.back().resident_bytes >> 20,

@@ -134,6 +134,9 @@ void AddLongFlags(CLI::App* app, CurveOptions* curve, bool* compare, HybridOptio
                   "instead: time per token where one prompt passes these lengths, 1k,16k,128k,1M; "
                   "of a small random model without --model")
       ->delimiter(',');
+  app->add_flag(
+      "--fill", curve->fill,
+      "fill the cache of --curve up to the tokens that are timed instead of computing it");
   app->add_option("--memory-mib", curve->memory_mib, "most memory of the process during --curve")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str();

@@ -28,10 +28,13 @@ struct CurveOptions {
   int threads = 2;
   std::string packed_dir = "auto";
   int64_t chunk_tokens = 512;
+  // Fill the cache up to the tokens that are timed instead of computing the prompt: seconds, not minutes.
+  bool fill = false;
   int64_t memory_mib = 1024;  // RESOURCE_EXHAUSTED when the process ever held more
   bool json = false;
 };
-absl::Status RunCurve(const CurveOptions& options, std::ostream& out);
+// `notes` gets a line as soon as a length is reached: a long prompt takes minutes.
+absl::Status RunCurve(const CurveOptions& options, std::ostream& out, std::ostream& notes);
 
 struct HybridOptions {
   std::vector<std::string> contexts = {"128k", "1M"};

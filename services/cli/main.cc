@@ -156,7 +156,7 @@ void AddBench(CLI::App& app, Command& command) {
         curve->packed_dir = o->packed_dir;
         curve->chunk_tokens = o->chunk_tokens;
         curve->json = o->json;
-        return ExitCode(RunCurve(*curve, std::cout));
+        return ExitCode(RunCurve(*curve, std::cout, std::cerr));
       }
       if (quality->text.empty()) return ExitCode(RunBench(*o, std::cout));
       quality->model = o->model;

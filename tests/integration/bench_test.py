@@ -91,6 +91,11 @@ class BenchTest(unittest.TestCase):
             self.assertLess(p["peak_resident_bytes"], 2048 << 20)
         self.assertEqual(doc["curve"][2]["cache_bytes"] - doc["curve"][1]["cache_bytes"],
                          1024 * 4 * (16 + 16))
+        done = bench("--curve=64k", "--fill", "--json", "--chunk-tokens=1024")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        point, = json.loads(done.stdout)["curve"]
+        self.assertEqual(point["window"], 4096)
+        self.assertIn("64k: ", done.stderr)
         done = bench("--curve=1k", "--memory-mib=1")
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("memory-mib: 1; ", done.stderr)
