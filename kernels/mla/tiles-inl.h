@@ -59,15 +59,14 @@ HWY_INLINE void ScoreTile(const ScoreParams& p, int64_t panel, int64_t s, int64_
     q += kN;
 #pragma GCC unroll 4
     for (int i = 0; i < kRows / 4; ++i) {
-      const VF x[4] = {hn::Set(d, row[i][0]), hn::Set(d, row[i][w]), hn::Set(d, row[i][w2]),
-                       hn::Set(d, row[i][w3])};
-      ++row[i];
+      const int64_t offset[4] = {0, w, w2, w3};
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
+        const VF x = hn::Set(d, row[i][offset[j]]);
 #pragma GCC unroll 4
-        for (int v = 0; v < kVecs; ++v)
-          acc[4 * i + j][v] = hn::MulAdd(x[j], qk[v], acc[4 * i + j][v]);
+        for (int v = 0; v < kVecs; ++v) acc[4 * i + j][v] = hn::MulAdd(x, qk[v], acc[4 * i + j][v]);
       }
+      ++row[i];
     }
   };
   int64_t k = k0;
