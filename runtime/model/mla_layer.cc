@@ -172,8 +172,8 @@ void AttendByGroups(const Step& step, Chunks chunks) {
   });
 }
 
-// Few queries: the context is cut into its spans, so every thread has work and each latent is read once by
-// the machine. As many spans at a time as kPartialFloats hold.
+// Few queries: the context is cut into its spans too, so every thread has work and a latent is read once by
+// the machine for each group of pairs. As many spans at a time as kPartialFloats hold.
 void AttendBySpans(const Step& step, Chunks chunks) {
   constexpr int64_t kPartialFloats = int64_t{1} << 22;
   Workspace& ws = step.workspace;
@@ -206,13 +206,19 @@ void AttendBySpans(const Step& step, Chunks chunks) {
   };
   for (int64_t from = 0; from < longest; from += wave) {
     Workspace::Scope scope(ws);
-    const Pieces spans =
-        MakePieces(std::ssize(chunks), ws, [&](int64_t i) { return spans_of(i, from); });
-    const int64_t span_cost = PairCost(chunks[0]) * CeilDiv(pairs, std::ssize(chunks));
-    ForEach(step.pool, spans.count(), span_cost, [&](int64_t i) {
-      const auto [chunk, span] = spans.At(i);
-      kernels::MlaAttendSpans(chunks[static_cast<size_t>(chunk)], from + span, from + span + 1,
-                              partials_of(chunk, from));
+    // A piece is one span for one group of pairs.
+    const Pieces pieces = MakePieces(std::ssize(chunks), ws, [&](int64_t i) {
+      return spans_of(i, from) * GroupCount(chunks[static_cast<size_t>(i)]);
+    });
+    const int64_t piece_cost = PairCost(chunks[0]) * std::min(pairs, kernels::kMlaGroup);
+    ForEach(step.pool, pieces.count(), piece_cost, [&](int64_t i) {
+      const auto [chunk, piece] = pieces.At(i);
+      const int64_t spans = spans_of(chunk, from);
+      const int64_t span = from + piece % spans;
+      kernels::MlaAttendParams p = chunks[static_cast<size_t>(chunk)];
+      p.pair_begin = piece / spans * kernels::kMlaGroup;
+      p.pair_end = std::min(p.pair_begin + kernels::kMlaGroup, p.pair_end);
+      kernels::MlaAttendSpans(p, span, span + 1, partials_of(chunk, from));
     });
     step.pool.ParallelFor(pairs, RowGrain(wave * rank), [&](int64_t begin, int64_t end) {
       for (int64_t i = 0; i < std::ssize(chunks); ++i) {

@@ -46,6 +46,16 @@ TEST_P(Exactness, OneTwoOrThreeThreads) {
   }
 }
 
+// Long enough for three spans of latents: long calls split attention by queries, short ones by spans.
+TEST_P(Exactness, SeveralSpansOfLatents) {
+  constexpr int64_t kSpans = 1100;
+  std::mt19937 random(kSpans);
+  const Truth truth = TruthOf(runner_, RandomTokens(random, kSpans, runner_.vocab()));
+  ExpectSplitsAreTheSame(runner_, truth, 4, 5);
+  ExpectCutsAroundAreTheSame(runner_, truth, 512);
+  ExpectCompanyChangesNothing(runner_, truth, 6);
+}
+
 TEST_P(Exactness, OnlyTheLogitsAskedFor) { ExpectFewerLogitsAreTheSame(runner_, LongTruth()); }
 
 TEST_P(Exactness, LengthsAroundBoundaries) {
