@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "runtime/model/packed_prune.h"
 
 namespace deltamesh {
 
@@ -38,6 +39,9 @@ struct PackedOptions {
   bool required = false;  // fail instead of packing in memory when the folder cannot serve
   // Longest wait for another process that packs and does not get on.
   absl::Duration patience = absl::Minutes(2);
+  // Most bytes of packed files in the folder. Beyond it, and when the disk is full, those that no process
+  // uses are removed before a new one is packed, the least recently used first.
+  int64_t bytes_max = kPackedBytesMax;
   // Free bytes of a folder; null: as the system says.
   std::function<int64_t(const std::string&)> free_bytes;
 };

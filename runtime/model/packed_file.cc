@@ -13,6 +13,7 @@
 
 #include "runtime/base/crc32c.h"
 #include "runtime/base/status.h"
+#include "runtime/model/packed_prune.h"
 
 namespace deltamesh {
 namespace {
@@ -128,6 +129,7 @@ int64_t PieceCount(const PackedMatrix& matrix) {
 
 PackedFile::~PackedFile() {
   if (!map_.empty()) munmap(const_cast<std::byte*>(map_.data()), map_.size());
+  if (fd_ >= 0) close(fd_);
 }
 
 absl::StatusOr<std::shared_ptr<const PackedFile>> PackedFile::Open(const std::string& path,
@@ -137,17 +139,15 @@ absl::StatusOr<std::shared_ptr<const PackedFile>> PackedFile::Open(const std::st
     if (errno == ENOENT || errno == ENOTDIR) return NotFound("%s: is not there", path);
     return Unavailable("%s: cannot be opened (%s)", path, std::strerror(errno));
   }
+  std::shared_ptr<PackedFile> file(new PackedFile);
+  file->path_ = path;
+  file->fd_ = fd;
+  if (!HoldPacked(fd)) return NotFound("%s: is being removed", path);
   struct stat info {};
   const bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
   const int64_t size = regular ? static_cast<int64_t>(info.st_size) : 0;
-  if (size < kPackedPage) {
-    close(fd);
-    return DataLoss("%s: is not a packed file (%d bytes)", path, size);
-  }
-  std::shared_ptr<PackedFile> file(new PackedFile);
-  file->path_ = path;
+  if (size < kPackedPage) return DataLoss("%s: is not a packed file (%d bytes)", path, size);
   void* data = mmap(nullptr, static_cast<size_t>(size), PROT_READ, MAP_SHARED, fd, 0);
-  close(fd);
   if (data == MAP_FAILED) {
     return ResourceExhausted("%s: mapping %d bytes failed (%s)", path, size, std::strerror(errno));
   }

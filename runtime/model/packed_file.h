@@ -73,6 +73,7 @@ class PackedFile {
   absl::Status ReadDirectory(std::span<const std::byte> bytes, int64_t count);
 
   std::string path_;
+  int fd_ = -1;  // open as long as the file is mapped: it holds the lock (packed_prune.h)
   std::span<const std::byte> map_;
   std::vector<PackedEntry> entries_;
   std::unordered_map<std::string_view, size_t> by_name_;

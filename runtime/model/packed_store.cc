@@ -5,6 +5,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -130,7 +131,7 @@ class Store {
   absl::Status Build() {
     ASSIGN_OR_RETURN(std::vector<PackedEntry> entries, task_.plan());
     const int64_t bytes = PackedFileWriter::Place(entries);
-    const int64_t room = FreeBytes(options_, options_.packed.folder);
+    const int64_t room = MakeRoom(bytes);
     if (room >= 0 && room < bytes + kSpareBytes) {
       return ResourceExhausted(
           "%s: packed weights need %d MiB, %d MiB are free; make room or name another --packed-dir",
@@ -141,6 +142,20 @@ class Store {
     writer->on_progress = [this](int64_t done, int64_t all) { lock_.Tell(done, all); };
     RETURN_IF_ERROR(task_.build(*writer));
     return writer->Finish();
+  }
+
+  // Removes other files where a new one of `bytes` goes beyond the bound or the disk; the free bytes then.
+  int64_t MakeRoom(int64_t bytes) {
+    const std::string& folder = options_.packed.folder;
+    const int64_t room = FreeBytes(options_, folder);
+    const int64_t short_by = room < 0 ? 0 : std::max<int64_t>(0, bytes + kSpareBytes - room);
+    const PackedPrune prune = {.folder = folder,
+                               .keep = path_,
+                               .bytes_max = std::max<int64_t>(0, options_.packed.bytes_max - bytes),
+                               .bytes_freed = short_by};
+    const int64_t freed =
+        PrunePacked(prune, [this](std::string_view line) { Note(options_, std::string(line)); });
+    return freed > 0 ? FreeBytes(options_, folder) : room;
   }
 
   PackedReport Done(bool built) const { return {path_, built, refused_}; }

@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <thread>
 
+#include "absl/strings/numbers.h"
 #include "runtime/base/status.h"
 #include "runtime/model/packed_store.h"
 
@@ -13,6 +15,18 @@ namespace {
 
 constexpr absl::Duration kQuiet = absl::Seconds(2);
 constexpr absl::Duration kPause = absl::Seconds(1);
+
+// The bound of the workers' flag, which tools only take from the environment.
+absl::StatusOr<int64_t> PackedBytesMax() {
+  const char* text = std::getenv("DELTAMESH_PACKED_MAX_GIB");
+  if (text == nullptr || *text == '\0') return kPackedBytesMax;
+  double gib = 0;
+  if (!absl::SimpleAtod(text, &gib) || !(gib >= 0 && gib <= 1e6)) {
+    return InvalidArgument("DELTAMESH_PACKED_MAX_GIB: \"%s\"; use a number from 0 to 1000000",
+                           text);
+  }
+  return static_cast<int64_t>(gib * (int64_t{1} << 30));
+}
 
 }  // namespace
 
@@ -50,6 +64,7 @@ absl::StatusOr<LoadOptions> ToolLoadOptions(const std::string& model, int thread
   load.threads =
       threads > 0 ? threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   load.packed.folder = PackedFolder(packed_dir, model);
+  ASSIGN_OR_RETURN(load.packed.bytes_max, PackedBytesMax());
   load.note = [=](std::string_view line) { *notes << line << std::endl; };
   load.progress = LoadProgress(clock, notes, isatty(STDERR_FILENO) != 0);
   load.digest_progress = load.progress;

@@ -192,6 +192,7 @@ absl::Status Serve::StartWorker(const std::string& role, const std::string& name
                                    "--weights=" + options_.weights,
                                    "--activations=" + options_.activations,
                                    "--packed-dir=" + options_.packed_dir,
+                                   absl::StrFormat("--packed-max-gib=%g", options_.packed_max_gib),
                                    "--drain-seconds=2",
                                    "--ports-file=" + ports_file(name),
                                    "--parent=" + std::to_string(getpid())};
@@ -345,6 +346,12 @@ void AddServeFlags(CLI::App* app, ServeOptions* o) {
   app->add_option("--packed-dir", o->packed_dir,
                   "folder of the packed weights that workers share; auto: the user's cache folder, "
                   "off: none")
+      ->capture_default_str();
+  app->add_option(
+         "--packed-max-gib", o->packed_max_gib,
+         "packed weights in that folder, in 2^30 bytes; when more are packed, those that nobody "
+         "uses are removed, the least recently used first")
+      ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   app->add_option("--host", o->host, "address the router listens on")->capture_default_str();
   app->add_option("--grpc-port", o->grpc_port, "router's gRPC port; 0: any free one")

@@ -20,6 +20,7 @@ struct ServeOptions {
   std::string weights = "stored";     // width of matrices: stored or 8bit
   std::string activations = "float";  // inputs of narrow matrices: float or int8
   std::string packed_dir = "auto";  // where the workers share packed weights: auto, off or a folder
+  double packed_max_gib = 64;       // see WorkerFlags
   int threads = 0;                  // of each worker's step loop; 0: one per processor
   std::string host = "127.0.0.1";
   int grpc_port = 8081, http_port = 8080;  // of the router; 0: any free one

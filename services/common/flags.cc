@@ -51,6 +51,12 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
          "--packed-dir", f->packed_dir,
          "folder of packed weights that processes share; auto: the user's cache folder, off: none")
       ->capture_default_str();
+  app->add_option(
+         "--packed-max-gib", f->packed_max_gib,
+         "packed weights in that folder, in 2^30 bytes; when more are packed, those that nobody "
+         "uses are removed, the least recently used first")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
   app->add_option("--drain-seconds", f->drain_seconds,
                   "longest wait for running requests after SIGTERM")
       ->check(CLI::NonNegativeNumber)

@@ -30,6 +30,7 @@ struct WorkerFlags {
   int threads = 1;                    // of the step loop
   int64_t spin_us = 50;               // of looking for more work before a thread sleeps; 0: none
   std::string packed_dir = "auto";    // where packed weights are kept: auto, off or a folder
+  double packed_max_gib = 64;         // of them, when another is packed
   std::string weights = "stored";     // width of matrices: stored or 8bit
   std::string activations = "float";  // inputs of narrow matrices: float or int8
   double drain_seconds = 10;          // longest wait for running requests after SIGTERM

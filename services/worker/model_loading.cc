@@ -64,6 +64,7 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const WorkerFlags& flags,
   CHECK(ParseActivations(flags.activations, &options.activations), "activations %s",
         flags.activations);
   options.packed.folder = PackedFolder(flags.packed_dir, flags.model);
+  options.packed.bytes_max = static_cast<int64_t>(flags.packed_max_gib * (int64_t{1} << 30));
   options.note = [](std::string_view line) { LogInfo("model.packing", {{"what", line}}); };
   const auto due = [&last] {
     const absl::Time now = absl::Now();
@@ -105,6 +106,7 @@ std::vector<std::pair<std::string, std::string>> DescribeWorker(const WorkerFlag
           {"weights", flags.weights},
           {"activations", flags.activations},
           {"packed-dir", flags.packed_dir},
+          {"packed-max-gib", absl::StrFormat("%g", flags.packed_max_gib)},
           {"drain-seconds", absl::StrFormat("%g", flags.drain_seconds)},
           {"transport peers", std::to_string(ucx.peers_max)},
           {"transport strangers", absl::StrFormat("%d silent, cut after %s", ucx.strangers_max,

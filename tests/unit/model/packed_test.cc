@@ -309,6 +309,25 @@ TEST_F(Packed, WithoutRoomMemoryServes) {
             absl::StatusCode::kResourceExhausted);
 }
 
+// Another model's file goes when a new one needs its room, but not while anyone uses it.
+TEST_F(Packed, OthersMakeRoomUnlessInUse) {
+  options_.packed.bytes_max = 1;
+  auto first = MustLoad();
+  const std::string path = first->packed.path;
+  options_.weights = WeightWidth::k8bit;
+  const std::string second = Build();
+  EXPECT_TRUE(fs::exists(path));
+  EXPECT_TRUE(fs::exists(second));
+  first.reset();
+  notes_.clear();
+  fs::remove(second);
+  EXPECT_EQ(Build(), second);
+  EXPECT_FALSE(fs::exists(path));
+  EXPECT_THAT(notes_, ElementsAre(HasSubstr("removed"), HasSubstr("packing")));
+  options_.weights = WeightWidth::kStored;
+  EXPECT_TRUE(MustLoad()->packed.built);
+}
+
 // A folder that cannot be written serves what it has, and otherwise memory does. (The superuser may
 // write anywhere, so the folder is one that cannot exist.)
 TEST_F(Packed, WithoutAWritableFolderMemoryServes) {
