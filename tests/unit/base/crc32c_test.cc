@@ -41,6 +41,19 @@ TEST(Crc32c, EqualsTheBitwiseFormAtEveryLengthAndOffset) {
   }
 }
 
+// Long inputs are taken in lanes of 4 KiB, three at a time.
+TEST(Crc32c, EqualsTheBitwiseFormAcrossLanes) {
+  std::vector<std::byte> data(2 * 3 * 4096 + 40);
+  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * i * 31 + i / 7);
+  for (const size_t lanes : {size_t{3 * 4096}, size_t{2 * 3 * 4096}}) {
+    for (size_t n = lanes - 9; n <= lanes + 17; ++n) {
+      const std::span<const std::byte> part(data.data() + n % 5, n);
+      ASSERT_EQ(Crc32c(part), Slow(part)) << n;
+      ASSERT_EQ(Crc32c(part.subspan(7), Crc32c(part.first(7))), Slow(part)) << n;
+    }
+  }
+}
+
 TEST(Crc32c, ContinuesFromASeed) {
   const std::string_view text = "moved in pieces, checked as a whole";
   for (size_t cut = 0; cut <= text.size(); ++cut) {
