@@ -66,6 +66,16 @@ const Shape kShapes[] = {
      "--kda-heads 2 --kda-dim 128 --layers 3 --full 2 --rope 64 --nope 128 --vdim 128 --heads 2 "
      "--kv-lora 96",
      {18, 64}},
+    {"k3_a_single_expert",
+     "kimi_k3",
+     20,
+     "--experts 1 --topk 1 --heads 5 --kda-heads 3 --kda-dim 32 --hidden 96 --moe-inter 32",
+     {17, 65}},
+    {"linear_a_single_expert_and_head",
+     "kimi_linear",
+     21,
+     "--experts 1 --topk 1 --heads 1 --kda-heads 3 --kda-dim 32 --hidden 160 --moe-inter 96",
+     {17, 65}},
     {"linear_beyond_a_span",
      "kimi_linear",
      18,
@@ -128,6 +138,15 @@ TEST_P(Shapes, AgreesWithTheOracleAndWithItself) {
                  &exit);
   std::printf("%-32s %s", shape.name, output.c_str());
   EXPECT_EQ(exit, 0) << output;
+  ExpectExactness(runner, shape.lengths, static_cast<uint32_t>(shape.seed));
+}
+
+// Matrices whose columns are no multiple of 32 stay as stored, so odd widths mix both kinds.
+TEST_P(Shapes, With8BitWeightsAgreesWithItself) {
+  const Shape& shape = GetParam();
+  LoadOptions options;
+  options.weights = WeightWidth::k8bit;
+  ModelRunner runner(folder_, 2, options);
   ExpectExactness(runner, shape.lengths, static_cast<uint32_t>(shape.seed));
 }
 
