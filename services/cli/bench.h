@@ -33,7 +33,7 @@ struct BenchOptions {
   std::string weights = "stored";             // width of matrices: stored or 8bit
   std::string activations = "float";          // inputs of narrow matrices: float or int8
   std::string packed_dir = "auto";            // see PackedFolder
-  std::vector<int64_t> prefill = {512};       // prompt lengths; the first also through the mesh
+  std::vector<int64_t> prefill = {512};       // prompt lengths, also through the mesh
   std::vector<int64_t> depths = {4096};       // contexts for decoding one sequence
   std::vector<int64_t> sequences = {4, 8};    // batch sizes for decoding from an empty context
   std::vector<int64_t> mesh_sequences = {1};  // streams decoded at once through the mesh
