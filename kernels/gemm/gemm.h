@@ -1,10 +1,14 @@
 // y = x * W^T with W packed once at load.
 //
-// The law: y[t][o] is one chain acc = fma(x[t][k], w[o][k], acc) over ascending k from acc = +0,
-// with w the exact float value of the stored weight (MXFP4: the float product of the code's value,
-// minus zero being zero, and its scale, exact but for the infinities at scales 253 and 254; kInt8:
-// the product of code and scale, always exact). So the bits do not depend on tokens, panels,
-// threads or instruction set.
+// The law. kF32, kBf16: y[t][o] is one chain acc = fma(x[t][k], w[o][k], acc) over ascending k from
+// acc = +0, with w the stored value. kInt8, kMxfp4: for each block of 32 columns in ascending order
+// acc = fma(s, scale, acc), from acc = +0, with s the chain s = fma(x[t][k], code, s) over the
+// block's columns from s = +0. So the bits do not depend on tokens, panels, threads or instruction
+// set. Code and scale, whose product is the weight, are exact floats:
+//   kInt8    2^24 times the signed byte, and 2^-24 times the stored scale
+//   kMxfp4   2^25 times the code's value, minus zero being zero, and 2^(c - 152) for the scale byte
+//            c, but 0 up to c = 25, that is, weights below 2^-99 count as zero
+// (a byte at the top of an integer is cheaper to convert). Inputs must stay below 2^90.
 //
 // Packed layout, panel p holding outputs [32 p, 32 p + 32), missing outputs zero:
 //   kF32, kBf16   [panel][k][32] of the element
@@ -62,7 +66,15 @@ void PackMxfp4(const PackMxfp4Params& p);
 inline constexpr float kInt8Least = 0x1p-90f;
 void PackInt8(const PackParams& p);  // p.format is the source's: kF32 or kBf16
 
-// Exact float value of one stored weight; for tests and for reading single rows.
+// One stored weight in the factors of the law; the scale of formats without one is 1.
+struct WeightFactors {
+  float code;
+  float scale;
+};
+WeightFactors UnpackFactors(const PackedMatrix& w, int64_t row, int64_t col);
+
+// The stored weight itself, exact unless too large for a float, and whatever its scale; for tests and
+// for reading single rows.
 float UnpackOne(const PackedMatrix& w, int64_t row, int64_t col);
 
 struct GemmParams {

@@ -111,22 +111,33 @@ void PackInt8Elements(const PackParams& p) {
   }
 }
 
-float UnpackInt8(const uint8_t* panel, int64_t j, int64_t col) {
+WeightFactors UnpackInt8(const uint8_t* panel, int64_t j, int64_t col) {
   const uint8_t* group = panel + col / kMxBlock * kInt8GroupBytes;
   uint16_t scale;
   std::memcpy(&scale, group + j * static_cast<int64_t>(sizeof(scale)), sizeof(scale));
   const auto code =
       static_cast<int8_t>(group[kInt8ScaleBytes + QuadOffset(kPanel, j, col % kMxBlock)]);
-  return static_cast<float>(code) * Bf16ToFloat(scale);
+  return {static_cast<float>(code) * 0x1p24f, Bf16ToFloat(scale) * 0x1p-24f};
 }
 
-float UnpackMxfp4(const uint8_t* panel, int64_t j, int64_t col) {
+struct MxWeight {
+  float value;  // of the code
+  uint8_t scale;
+};
+
+MxWeight UnpackMxfp4(const PackedMatrix& w, int64_t row, int64_t col) {
   static constexpr float kMagnitude[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-  const uint8_t* group = panel + col / kMxBlock * kMxGroupBytes;
+  const int64_t panel = row / kPanel, j = row % kPanel;
+  const auto* group = reinterpret_cast<const uint8_t*>(w.data) +
+                      (panel * (w.cols / kMxBlock) + col / kMxBlock) * kMxGroupBytes;
   const uint8_t pair = group[kPanel + QuadOffset(kMxHalf, j % kMxHalf, col % kMxBlock)];
   const uint8_t code = j < kMxHalf ? pair & 15 : pair >> 4;
   const float magnitude = kMagnitude[code & 7];
-  return (code > 8 ? -magnitude : magnitude) * MxScale(group[j]);
+  return {code > 8 ? -magnitude : magnitude, group[j]};
+}
+
+WeightFactors MxFactors(const MxWeight& w) {
+  return {w.value * 0x1p25f, w.scale > 25 ? std::ldexp(1.0f, w.scale - 152) : 0.0f};
 }
 
 }  // namespace
@@ -172,23 +183,31 @@ void PackMxfp4(const PackMxfp4Params& p) {
   }
 }
 
-float UnpackOne(const PackedMatrix& w, int64_t row, int64_t col) {
+WeightFactors UnpackFactors(const PackedMatrix& w, int64_t row, int64_t col) {
   const int64_t panel = row / kPanel, j = row % kPanel;
   const int64_t element = (panel * w.cols + col) * kPanel + j;
+  const int64_t group = panel * (w.cols / kMxBlock);
+  const auto* bytes = reinterpret_cast<const uint8_t*>(w.data);
   switch (w.format) {
     case WeightFormat::kF32:
-      return reinterpret_cast<const float*>(w.data)[element];
+      return {reinterpret_cast<const float*>(w.data)[element], 1.0f};
     case WeightFormat::kBf16:
-      return Bf16ToFloat(reinterpret_cast<const uint16_t*>(w.data)[element]);
+      return {Bf16ToFloat(reinterpret_cast<const uint16_t*>(w.data)[element]), 1.0f};
     case WeightFormat::kInt8:
-      return UnpackInt8(
-          reinterpret_cast<const uint8_t*>(w.data) + panel * (w.cols / kMxBlock) * kInt8GroupBytes,
-          j, col);
+      return UnpackInt8(bytes + group * kInt8GroupBytes, j, col);
     case WeightFormat::kMxfp4:
       break;
   }
-  const int64_t panel_bytes = w.cols / kMxBlock * kMxGroupBytes;
-  return UnpackMxfp4(reinterpret_cast<const uint8_t*>(w.data) + panel * panel_bytes, j, col);
+  return MxFactors(UnpackMxfp4(w, row, col));
+}
+
+float UnpackOne(const PackedMatrix& w, int64_t row, int64_t col) {
+  if (w.format == WeightFormat::kMxfp4) {
+    const MxWeight mx = UnpackMxfp4(w, row, col);
+    return mx.value * MxScale(mx.scale);
+  }
+  const WeightFactors f = UnpackFactors(w, row, col);
+  return f.code * f.scale;
 }
 
 }  // namespace deltamesh::kernels

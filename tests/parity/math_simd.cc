@@ -43,10 +43,12 @@ void MxValuesOf(float* values) {
   // Low nibbles 0..3, 4..7 in columns 0 and 3, high ones 8..11, 12..15 in columns 1 and 2.
   const auto lanes =
       hn::Add(hn::Set(du, 0x04C08000u), hn::Mul(hn::Iota(du, 0), hn::Set(du, 0x01101001u)));
-  hn::StoreU(MxDecode<0, 0>(d, lanes), d, values);
-  hn::StoreU(MxDecode<3, 0>(d, lanes), d, values + 4);
-  hn::StoreU(MxDecode<1, 1>(d, lanes), d, values + 8);
-  hn::StoreU(MxDecode<2, 1>(d, lanes), d, values + 12);
+  const auto store = [&](auto value, float* out)
+                         HWY_ATTR { hn::StoreU(hn::Mul(value, hn::Set(d, 0x1p-25f)), d, out); };
+  store(MxDecode<0, 0>(d, lanes), values);
+  store(MxDecode<3, 0>(d, lanes), values + 4);
+  store(MxDecode<1, 1>(d, lanes), values + 8);
+  store(MxDecode<2, 1>(d, lanes), values + 12);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,0 +1,169 @@
+// Many tokens: a stretch of k is decoded once into the first-level cache and used by all tokens of a
+// block. Included once per Highway target.
+#if defined(DELTAMESH_KERNELS_GEMM_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DELTAMESH_KERNELS_GEMM_BLOCK_INL_H_
+#undef DELTAMESH_KERNELS_GEMM_BLOCK_INL_H_
+#else
+#define DELTAMESH_KERNELS_GEMM_BLOCK_INL_H_
+#endif
+
+#include <cstring>
+#include <type_traits>
+
+#include "hwy/highway.h"
+#include "kernels/gemm/fused-inl.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/gemm/rows-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace deltamesh::kernels {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Tokens of a register tile: kVecs accumulators each, a panel's weights, and one input.
+constexpr int kTileTokens = kVecs == 2 ? 8 : 3;
+constexpr int64_t kStretch = 128;      // columns decoded at a time
+constexpr int64_t kBlockTokens = 128;  // most tokens that share a decoded stretch
+
+// A decoded stretch: [count][32] weights, and per 32 of them [32] scales if the format has them.
+struct Stretch {
+  const float* w;
+  const float* scales;
+  int64_t count;
+};
+
+// sum += x * w over the columns [k0, k1) of a stretch.
+template <int kTokens>
+HWY_INLINE void AddColumns(const float* x, int64_t x_stride, const Stretch& s, int64_t k0,
+                           int64_t k1, V (&sum)[kTokens][kVecs]) {
+  for (int64_t k = k0; k < k1; ++k) {
+    V wk[kVecs];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) wk[v] = hn::LoadU(D(), s.w + k * kPanel + v * kWidth);
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) {
+      const V xk = hn::Set(D(), x[t * x_stride + k]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) sum[t][v] = hn::MulAdd(xk, wk[v], sum[t][v]);
+    }
+  }
+}
+
+// Continues `kTokens` rows of acc [.][32] over a stretch.
+template <bool kScaled, int kTokens>
+HWY_NOINLINE void StretchTile(const float* x, int64_t x_stride, const Stretch& s, float* acc) {
+  V sum[kTokens][kVecs];
+  const auto each = [&](auto f) HWY_ATTR {
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) f(sum[t][v], acc + t * kPanel + v * kWidth, v);
+    }
+  };
+  if constexpr (!kScaled) {
+    each([](V& v, float* a, int) HWY_ATTR { v = hn::Load(D(), a); });
+    AddColumns<kTokens>(x, x_stride, s, 0, s.count, sum);
+    each([](V& v, float* a, int) HWY_ATTR { hn::Store(v, D(), a); });
+    return;
+  }
+  for (int64_t k = 0; k < s.count; k += kMxBlock) {
+    each([](V& v, float*, int) HWY_ATTR { v = hn::Zero(D()); });
+    AddColumns<kTokens>(x, x_stride, s, k, k + kMxBlock, sum);
+    each([&](V& v, float* a, int i) HWY_ATTR {
+      const V scale = hn::Load(D(), s.scales + k + i * kWidth);
+      hn::Store(hn::MulAdd(v, scale, hn::Load(D(), a)), D(), a);
+    });
+  }
+}
+
+// Calls the tile for the number of tokens left, 1 <= count <= kTokens.
+template <bool kScaled, int kTokens = kTileTokens>
+HWY_INLINE void AnyStretchTile(int64_t count, const float* x, int64_t x_stride, const Stretch& s,
+                               float* acc) {
+  if (count == kTokens) return StretchTile<kScaled, kTokens>(x, x_stride, s, acc);
+  if constexpr (kTokens > 1) AnyStretchTile<kScaled, kTokens - 1>(count, x, x_stride, s, acc);
+}
+
+template <class Rows>
+HWY_INLINE void DecodeStretch(Rows& rows, int64_t k0, int64_t k1, float* out, float* scales) {
+  for (int64_t b0 = k0; b0 < k1; b0 += kMxBlock) {
+    rows.Start(b0);
+    float* block = out + (b0 - k0) * kPanel;
+    ForColumns(HWY_MIN(kMxBlock, k1 - b0), [&](int64_t k, auto j) HWY_ATTR {
+      V w[kVecs];
+      rows.Row(k, j, w);
+      float* row = block + (k + j.value) * kPanel;
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) hn::Store(w[v], D(), row + v * kWidth);
+    });
+    if constexpr (Rows::kScaled) {
+      V s[kVecs];
+      rows.Scales(s);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) hn::Store(s[v], D(), scales + (b0 - k0) + v * kWidth);
+    }
+  }
+}
+
+// The first of the fewest parts of at most `most` that are about equal; small tiles would leave
+// chains waiting.
+HWY_INLINE int64_t EvenPart(int64_t count, int64_t most) {
+  const int64_t parts = (count + most - 1) / most;
+  return (count + parts - 1) / parts;
+}
+
+// Asks for as many bytes after `end` as lie before it: the next stretch, of the next panel if this
+// one ends.
+template <class T>
+HWY_INLINE void FetchNext(const T* begin, const T* end) {
+  const int64_t bytes = (end - begin) * static_cast<int64_t>(sizeof(T));
+  const auto* next = reinterpret_cast<const char*>(end);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
+}
+
+template <class Rows>
+HWY_NOINLINE void BlockPanel(const GemmParams& p, int64_t token, int64_t tokens, int64_t panel) {
+  HWY_ALIGN float weights[kStretch * kPanel];
+  HWY_ALIGN float scales[kStretch];
+  HWY_ALIGN float acc[kBlockTokens * kPanel];
+  std::memset(acc, 0, static_cast<size_t>(tokens * kPanel) * sizeof(float));
+  Rows rows(p.w, panel);
+  for (int64_t k0 = 0; k0 < p.w.cols; k0 += kStretch) {
+    const int64_t k1 = HWY_MIN(k0 + kStretch, p.w.cols);
+    Stretch s = {weights, scales, k1 - k0};
+    if constexpr (std::is_same_v<Rows, F32Rows>) {
+      s.w = rows.base + k0 * kPanel;
+    } else {
+      DecodeStretch(rows, k0, k1, weights, scales);
+    }
+    FetchNext(rows.At(k0), rows.At(k1));
+    for (int64_t t = 0; t < tokens;) {
+      const int64_t n = EvenPart(tokens - t, kTileTokens);
+      AnyStretchTile<Rows::kScaled>(n, p.x + (token + t) * p.x_stride + k0, p.x_stride, s,
+                                    acc + t * kPanel);
+      t += n;
+    }
+  }
+  for (int64_t t = 0; t < tokens; ++t) {
+    V row[kVecs];
+    for (int v = 0; v < kVecs; ++v) row[v] = hn::Load(D(), acc + t * kPanel + v * kWidth);
+    StorePanel(p, token + t, panel, row);
+  }
+}
+
+template <class Rows>
+HWY_INLINE void Blocks(const GemmParams& p) {
+  for (int64_t token = 0; token < p.tokens;) {
+    const int64_t tokens = EvenPart(p.tokens - token, kBlockTokens);
+    for (int64_t panel = p.panel_begin; panel < p.panel_end; ++panel) {
+      BlockPanel<Rows>(p, token, tokens, panel);
+    }
+    token += tokens;
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace deltamesh::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
