@@ -18,6 +18,7 @@ struct FixedPool::Impl {
   int64_t stride_floats;  // slot_floats rounded up to a cache line
   float* base = nullptr;
   int64_t bytes = 0;
+  std::function<bool()> reclaim;
 
   mutable std::mutex mutex;
   std::vector<int64_t> free_list;  // guarded by mutex
@@ -60,18 +61,27 @@ absl::StatusOr<std::shared_ptr<FixedPool>> FixedPool::Create(const char* name, i
 }
 
 absl::StatusOr<SlotRef> FixedPool::Take() {
-  std::lock_guard lock(impl_->mutex);
-  if (impl_->free_list.empty()) {
+  int64_t index = TakeIndex();
+  while (index < 0 && impl_->reclaim != nullptr && impl_->reclaim()) index = TakeIndex();
+  if (index < 0) {
     return ResourceExhausted(
         "%s: all %d slots are in use; retry later, or start with a larger pool", impl_->name,
         impl_->slots);
   }
+  return SlotRef(shared_from_this(), index);
+}
+
+int64_t FixedPool::TakeIndex() {
+  std::lock_guard lock(impl_->mutex);
+  if (impl_->free_list.empty()) return -1;
   const int64_t index = impl_->free_list.back();
   impl_->free_list.pop_back();
   CHECK(impl_->refs[index] == 0, "%s slot %d was free with references", impl_->name, index);
   impl_->refs[index] = 1;
-  return SlotRef(shared_from_this(), index);
+  return index;
 }
+
+void FixedPool::SetReclaim(std::function<bool()> reclaim) { impl_->reclaim = std::move(reclaim); }
 
 int64_t FixedPool::slots() const { return impl_->slots; }
 int64_t FixedPool::slot_floats() const { return impl_->slot_floats; }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -47,6 +48,10 @@ class FixedPool : public std::enable_shared_from_this<FixedPool> {
   // Contents of a new slot are undefined. RESOURCE_EXHAUSTED names the pool, its size and the flag's remedy.
   absl::StatusOr<SlotRef> Take();
 
+  // Asked by Take, on its thread and without a lock, when no slot is free: gives up a reference it could do
+  // without. False: it has none left. Asked again until a slot is free. Null: nobody to ask.
+  void SetReclaim(std::function<bool()> reclaim);
+
   int64_t slots() const;
   int64_t free_slots() const;
   int64_t slot_floats() const;
@@ -57,6 +62,7 @@ class FixedPool : public std::enable_shared_from_this<FixedPool> {
   explicit FixedPool(std::unique_ptr<Impl> impl);
   void Ref(int64_t index);
   void Unref(int64_t index);
+  int64_t TakeIndex();  // -1: none is free
   std::unique_ptr<Impl> impl_;
 };
 

@@ -43,9 +43,11 @@ PrefixCache::PrefixCache(const PrefixCacheOptions& options, const StatePools& po
     : options_(options),
       pools_(pools),
       snapshots_(std::move(snapshots)),
-      tree_(TreeOptions(options, pools.layout)) {}
+      tree_(TreeOptions(options, pools.layout)) {
+  pools_.blocks->SetReclaim([this] { return GiveBack(); });
+}
 
-PrefixCache::~PrefixCache() = default;
+PrefixCache::~PrefixCache() { pools_.blocks->SetReclaim(nullptr); }
 
 absl::StatusOr<std::unique_ptr<SequenceState>> PrefixCache::Restore(std::span<const PrefixKey> path,
                                                                     absl::Time now) {
@@ -56,11 +58,7 @@ absl::StatusOr<std::unique_ptr<SequenceState>> PrefixCache::Restore(std::span<co
   if (match.snapshot == 0) return nullptr;
   const PrefixKey& key = path[static_cast<size_t>(match.snapshot - 1)];
   const SlotRef content = held_snapshots_.at(tree_.SnapshotId(key));
-  std::vector<SlotRef> latents;
-  for (const uint64_t id : tree_.BlockIds(path, match.snapshot)) {
-    latents.push_back(held_latents_.at(id));
-  }
-
+  std::vector<SlotRef> latents = Latents(path.first(static_cast<size_t>(match.snapshot)));
   ASSIGN_OR_RETURN(std::unique_ptr<SequenceState> state, SequenceState::Create(pools_));
   const int64_t floats = KeptFloats(pools_.layout);
   for (int64_t layer = 0; layer < pools_.layout.kda_layers; ++layer) {
@@ -71,6 +69,14 @@ absl::StatusOr<std::unique_ptr<SequenceState>> PrefixCache::Restore(std::span<co
   ++stats_.hits;
   stats_.tokens_restored += static_cast<uint64_t>(match.snapshot * kBlockTokens);
   return state;
+}
+
+std::vector<SlotRef> PrefixCache::Latents(std::span<const PrefixKey> path) const {
+  std::vector<SlotRef> latents;
+  for (const uint64_t id : tree_.BlockIds(path, tree_.Find(path).latents)) {
+    latents.push_back(held_latents_.at(id));
+  }
+  return latents;
 }
 
 std::vector<CutPoint> PrefixCache::Plan(std::span<const PrefixKey> path, const PrefixMatch& match,

@@ -4,9 +4,9 @@
 // A snapshot is S and the conv tails of a slab at a block boundary (the open tile is empty there). It is
 // written once, before it can be found, and never changed; restoring copies it into a fresh slab. Both it
 // and the latents are counted handles, so what is being restored or sent stays in memory whatever is
-// dropped here.
+// dropped here. Latent blocks come from the engine's pool: when that runs dry, something is dropped here.
 //
-// Not thread-safe: belongs to the thread that owns the engine.
+// Not thread-safe: belongs to the thread that owns the engine and takes from its pools.
 #pragma once
 
 #include <cstdint>
@@ -59,6 +59,8 @@ class PrefixCache {
   // RESOURCE_EXHAUSTED when no slab is free.
   absl::StatusOr<std::unique_ptr<SequenceState>> Restore(std::span<const PrefixKey> path,
                                                          absl::Time now);
+  // Handles of the leading blocks whose latents are here, with or without a snapshot.
+  std::vector<SlotRef> Latents(std::span<const PrefixKey> path) const;
   std::vector<CutPoint> Plan(std::span<const PrefixKey> path, const PrefixMatch& match,
                              std::span<const int64_t> breakpoints) const;
 

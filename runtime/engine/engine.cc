@@ -61,7 +61,7 @@ struct Sequence {
     const int64_t position = state->position();
     if (spec.at_cut == nullptr || position % kBlockTokens != 0) return false;
     return std::binary_search(spec.cuts.begin(), spec.cuts.end(), position) ||
-           (spec.cut_answer && position > prompt_end());
+           (spec.cut_answer && position >= prompt_end());
   }
   int64_t length() const { return static_cast<int64_t>(spec.prompt.size() + answer.size()); }
 };

@@ -54,7 +54,7 @@ struct SequenceSpec {
   // Where to stop for `at_cut`: multiples of 64, ascending, above the state's position, at most the
   // prompt's length (`stop_at` when prefilling).
   std::vector<int64_t> cuts;
-  // With `cut_answer` also at each multiple of 64 that is reached while generating.
+  // With `cut_answer` also at each multiple of 64 from the end of the prompt on.
   bool cut_answer = false;
   // The state stands at a cut; called within Step, must not call the engine. May be null.
   std::function<void(const SequenceState& state)> at_cut;

@@ -16,6 +16,7 @@ namespace deltamesh {
 
 struct DecodeCore::Request : AdmittedRequest {
   mesh::StartDecode start;
+  KeptPrompt prompt;
   int64_t handoffs_refused = 0;
   int64_t generated = 0;
 
@@ -31,6 +32,7 @@ DecodeCore::DecodeCore(const DecodeOptions& options, mesh::Register registration
       on_view_(std::move(on_view)),
       links_(std::move(registration)),
       steps_(engine),
+      prefixes_(options_.cache, links_.registration().model()),
       requests_({.name = "decode",
                  .requests_max = options.requests_max,
                  .end_transfer = [receiver](const RequestId& id) { receiver->Revoke(id); },
@@ -80,7 +82,7 @@ void DecodeCore::OnStartDecode(LinkId link, const mesh::StartDecode& message, ab
   requests_.Start(link, message, now, [&](Request& request) {
     RETURN_IF_ERROR(CheckStart(message));
     request.start = message;
-    return Admit(request);
+    return Admit(request, now);
   });
 }
 
@@ -100,13 +102,21 @@ absl::Status DecodeCore::CheckStart(const mesh::StartDecode& message) const {
   return absl::OkStatus();
 }
 
-absl::Status DecodeCore::Admit(Request& request) {
-  if (request.start.handoff_tokens() == 0) return Run(request, nullptr);
+absl::Status DecodeCore::Admit(Request& request, absl::Time now) {
+  const auto& prompt = request.start.prompt();
+  const int64_t reach = (prompt.size() - 1) / kBlockTokens * kBlockTokens;
+  prefixes_.Open(request.start.cache(), {prompt.data(), static_cast<size_t>(prompt.size())}, reach,
+                 &request.prompt);
+  if (request.start.handoff_tokens() == 0) return Run(request, nullptr, now);
   // The whole answer's blocks are taken now, so that Run cannot find the pools full.
   const int64_t tokens =
       std::min<int64_t>(request.start.prompt_size() + int64_t{request.start.max_tokens()},
                         engine_->options().context_tokens_max);
-  ASSIGN_OR_RETURN(HandoffBuffers buffers, HandoffBuffers::Reserve(engine_->pools(), tokens));
+  std::vector<SlotRef> held = prefixes_.Latents(request.prompt);
+  held.resize(
+      std::min(held.size(), static_cast<size_t>(request.start.handoff_tokens() / kBlockTokens)));
+  ASSIGN_OR_RETURN(HandoffBuffers buffers,
+                   HandoffBuffers::Reserve(engine_->pools(), tokens, std::move(held)));
   return GrantLanding(request, std::move(buffers));
 }
 
@@ -127,11 +137,17 @@ absl::Status DecodeCore::GrantLanding(Request& request, HandoffBuffers buffers) 
   return absl::OkStatus();
 }
 
-absl::Status DecodeCore::Run(Request& request, std::unique_ptr<SequenceState> state) {
+absl::Status DecodeCore::Run(Request& request, std::unique_ptr<SequenceState> state,
+                             absl::Time now) {
   SequenceSpec spec;
   spec.request = request.id;
   spec.prompt.assign(request.start.prompt().begin(), request.start.prompt().end());
-  spec.state = std::move(state);
+  if (state == nullptr) {
+    RETURN_IF_ERROR(prefixes_.Restore(&request.prompt, &spec, now));
+  } else {
+    spec.state = std::move(state);
+  }
+  prefixes_.WatchAnswer(&request.prompt, &spec);
   spec.sampling = ToParams(request.start.sampling());
   spec.max_tokens = request.start.max_tokens();
   spec.stop_tokens.assign(request.start.stop_token_ids().begin(),
@@ -143,15 +159,15 @@ absl::Status DecodeCore::Run(Request& request, std::unique_ptr<SequenceState> st
 
 // ---- hand-offs -----------------------------------------------------------------------------------
 
-void DecodeCore::OnHandoffEvent(HandoffEvent event, absl::Time) {
+void DecodeCore::OnHandoffEvent(HandoffEvent event, absl::Time now) {
   if (auto* completed = std::get_if<HandoffCompleted>(&event)) {
-    OnCompleted(std::move(*completed));
+    OnCompleted(std::move(*completed), now);
   } else {
     OnRefused(std::get<HandoffRefused>(std::move(event)));
   }
 }
 
-void DecodeCore::OnCompleted(HandoffCompleted event) {
+void DecodeCore::OnCompleted(HandoffCompleted event, absl::Time now) {
   Request* request = requests_.FindTransfer(event.request_id, event.serial);
   if (request == nullptr) return;
   handoffs_.Completed(event.bytes, event.seconds);
@@ -161,7 +177,8 @@ void DecodeCore::OnCompleted(HandoffCompleted event) {
                                {"seconds", event.seconds}});
   SendHandoffResult(*request, absl::OkStatus(), std::string(ReasonName(mesh::NONE)), event.bytes,
                     event.seconds);
-  const absl::Status status = Run(*request, std::move(event.state));
+  prefixes_.KeepArrived(request->prompt, *event.state, now);
+  const absl::Status status = Run(*request, std::move(event.state), now);
   if (!status.ok()) requests_.Fail(*request, status);
 }
 
@@ -203,6 +220,7 @@ void DecodeCore::SendHandoffResult(const Request& request, const absl::Status& s
 // ---- time ----------------------------------------------------------------------------------------
 
 bool DecodeCore::Step(absl::Time now) {
+  prefixes_.SetTime(now);
   const std::optional<StepReport> report = steps_.Step(now);
   if (report) Relay(*report, now);
   return report.has_value();
@@ -222,11 +240,16 @@ void DecodeCore::Relay(const StepReport& report, absl::Time now) {
     mesh::SequenceOutput* to = messages[request->link].mutable_outputs()->add_sequences();
     to->set_request_id(request->id);
     to->set_attempt(request->attempt);
+    to->set_cached_tokens(static_cast<uint64_t>(request->prompt.restored));
     FillOutput(output, request->start.sampling().logprobs() >= 0, to);
+    for (const TokenOutput& token : output.tokens)
+      prefixes_.Generated(&request->prompt, {&token.token, 1});
     if (output.finish == FinishKind::kRunning) continue;
+    prefixes_.KeepAnswer(&request->prompt, now);
     LogInfo("decode.finished", {{"request", request->id},
                                 {"prompt_tokens", request->start.prompt_size()},
                                 {"handoff_tokens", request->start.handoff_tokens()},
+                                {"cached", request->prompt.restored},
                                 {"generated", request->generated},
                                 {"seconds", absl::ToDoubleSeconds(now - request->admitted)}});
     requests_.Finish(*request);
@@ -268,6 +291,7 @@ std::vector<MetricSample> DecodeCore::Metrics() const {
   const char* tokens = "Tokens: of prompts computed here, and generated.";
   list.Counter("tokens_total", tokens, steps_.prompt_tokens(), {{"kind", "prompt"}});
   list.Counter("tokens_total", tokens, generated_tokens_, {{"kind", "generated"}});
+  prefixes_.AddMetrics(list);
   handoffs_.AddMetrics({.results = "Hand-offs received, by result.",
                         .seconds = "First segment to last, summed over complete hand-offs."},
                        list);

@@ -17,14 +17,16 @@
 #include "runtime/transfer/handoff_receiver.h"
 #include "services/worker/engine_steps.h"
 #include "services/worker/handoff_counts.h"
+#include "services/worker/prefix_keeper.h"
 #include "services/worker/request_table.h"
 #include "services/worker/worker_links.h"
 
 namespace deltamesh {
 
 struct DecodeOptions {
-  int64_t requests_max = 256;  // landing and running together
-  int64_t handoffs_max = 16;   // hand-offs refused for one request
+  int64_t requests_max = 256;    // landing and running together
+  int64_t handoffs_max = 16;     // hand-offs refused for one request
+  PrefixCache* cache = nullptr;  // not owned; null: nothing is found or kept
 };
 
 class DecodeCore final : public WorkerCore {
@@ -57,10 +59,11 @@ class DecodeCore final : public WorkerCore {
 
   void OnStartDecode(LinkId link, const mesh::StartDecode& message, absl::Time now);
   absl::Status CheckStart(const mesh::StartDecode& message) const;
-  absl::Status Admit(Request& request);
+  absl::Status Admit(Request& request, absl::Time now);
   absl::Status GrantLanding(Request& request, HandoffBuffers buffers);
-  absl::Status Run(Request& request, std::unique_ptr<SequenceState> state);
-  void OnCompleted(HandoffCompleted event);
+  // Null: from what the cache has.
+  absl::Status Run(Request& request, std::unique_ptr<SequenceState> state, absl::Time now);
+  void OnCompleted(HandoffCompleted event, absl::Time now);
   void OnRefused(HandoffRefused event);
   void SendHandoffResult(const Request& request, const absl::Status& status,
                          const std::string& reason, uint64_t bytes, double seconds);
@@ -74,6 +77,7 @@ class DecodeCore final : public WorkerCore {
   WorkerLinks links_;
   EngineSteps steps_;
   HandoffCounts handoffs_;
+  PrefixKeeper prefixes_;
   uint64_t generated_tokens_ = 0;
   RequestTable<Request> requests_;
 };

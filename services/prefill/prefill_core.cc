@@ -18,6 +18,7 @@ std::vector<int64_t> KdaIndexOfLayers(const ModelConfig& config) {
 }
 
 struct PrefillCore::Request : AdmittedRequest {
+  KeptPrompt prompt;
   int64_t position = 0;
   double compute_seconds = 0;  // admission to the last step's end
   int64_t blocks_sent = 0;     // leading blocks given to the sender
@@ -33,6 +34,7 @@ PrefillCore::PrefillCore(PrefillOptions options, mesh::Register registration, En
       on_view_(std::move(on_view)),
       links_(std::move(registration)),
       steps_(engine),
+      prefixes_(options_.cache, links_.registration().model()),
       requests_({.name = "prefill",
                  .requests_max = options_.requests_max,
                  .end_transfer = [sender](const RequestId& id) { sender->Cancel(id); },
@@ -80,10 +82,12 @@ void PrefillCore::OnRouterMessage(LinkId link, const mesh::RouterMessage& messag
 // ---- admission -----------------------------------------------------------------------------------
 
 void PrefillCore::OnStartPrefill(LinkId link, const mesh::StartPrefill& message, absl::Time now) {
-  requests_.Start(link, message, now, [&](Request& request) { return Admit(request, message); });
+  requests_.Start(link, message, now,
+                  [&](Request& request) { return Admit(request, message, now); });
 }
 
-absl::Status PrefillCore::Admit(Request& request, const mesh::StartPrefill& message) {
+absl::Status PrefillCore::Admit(Request& request, const mesh::StartPrefill& message,
+                                absl::Time now) {
   request.position = static_cast<int64_t>(message.landing().position());
   if (request.position <= 0 || request.position % kBlockTokens != 0 ||
       request.position != message.tokens_size()) {
@@ -100,19 +104,38 @@ absl::Status PrefillCore::Admit(Request& request, const mesh::StartPrefill& mess
     const int64_t kda = options_.kda_index[static_cast<size_t>(layer)];
     if (kda >= 0) sender_->SendLayer(id, kda, state.slab());
   };
-  RETURN_IF_ERROR(requests_.AddSequence(request, std::move(spec)));
+  prefixes_.Open(message.cache(), spec.prompt, request.position, &request.prompt);
+  RETURN_IF_ERROR(prefixes_.Restore(&request.prompt, &spec, now));
+  std::unique_ptr<SequenceState> whole;
+  if (request.prompt.restored == request.position) {
+    whole = std::move(spec.state);
+  } else {
+    RETURN_IF_ERROR(requests_.AddSequence(request, std::move(spec)));
+  }
 
   HandoffStart start;
   start.request_id = request.id;
   start.serial = requests_.OpenTransfer(request);
   start.landing = message.landing();
   start.deadline = request.deadline;
-  return sender_->Begin(std::move(start));
+  RETURN_IF_ERROR(sender_->Begin(std::move(start)));
+  if (whole != nullptr) SendRestored(request, std::move(whole), now);
+  return absl::OkStatus();
+}
+
+void PrefillCore::SendRestored(Request& request, std::unique_ptr<SequenceState> state,
+                               absl::Time now) {
+  SendFullBlocks(request, *state);
+  for (int64_t layer = 0; layer < state->layout().kda_layers; ++layer) {
+    sender_->SendLayer(request.id, layer, state->slab());
+  }
+  OnComputed(request, now);
 }
 
 // ---- time ----------------------------------------------------------------------------------------
 
 bool PrefillCore::Step(absl::Time now) {
+  prefixes_.SetTime(now);
   const std::optional<StepReport> report = steps_.Step(now);
   if (!report) return false;
   const absl::Time ended = options_.clock != nullptr ? options_.clock->Now() : now;
@@ -126,29 +149,31 @@ bool PrefillCore::Step(absl::Time now) {
     }
   }
   requests_.ForEach([this](Request& request) {
-    if (!request.computed()) SendFullBlocks(request);
+    const SequenceState* state = engine_->state(request.sequence);
+    if (state != nullptr) SendFullBlocks(request, *state);
   });
   return true;
 }
 
-void PrefillCore::SendFullBlocks(Request& request) {
-  const SequenceState* state = engine_->state(request.sequence);
-  if (state == nullptr) return;
-  for (; (request.blocks_sent + 1) * kBlockTokens <= state->position(); ++request.blocks_sent) {
+void PrefillCore::SendFullBlocks(Request& request, const SequenceState& state) {
+  for (; (request.blocks_sent + 1) * kBlockTokens <= state.position(); ++request.blocks_sent) {
     sender_->SendBlock(request.id, request.blocks_sent,
-                       state->blocks()[static_cast<size_t>(request.blocks_sent)]);
+                       state.blocks()[static_cast<size_t>(request.blocks_sent)]);
   }
 }
 
 void PrefillCore::OnComputed(Request& request, absl::Time now) {
-  SendFullBlocks(request);
+  if (const SequenceState* state = engine_->state(request.sequence)) {
+    SendFullBlocks(request, *state);
+  }
   requests_.RemoveSequence(request);
 
   mesh::WorkerMessage message;
   mesh::PrefillFinished* finished = message.mutable_prefill_finished();
   finished->set_request_id(request.id);
   finished->set_attempt(request.attempt);
-  finished->set_computed_tokens(static_cast<uint64_t>(request.position));
+  finished->set_computed_tokens(static_cast<uint64_t>(request.position - request.prompt.restored));
+  finished->set_cached_tokens(static_cast<uint64_t>(request.prompt.restored));
   request.compute_seconds = absl::ToDoubleSeconds(now - request.admitted);
   finished->set_seconds(request.compute_seconds);
   links_.Send(request.link, std::move(message));
@@ -175,6 +200,7 @@ void PrefillCore::OnHandoffSent(const HandoffSent& result, absl::Time) {
     LogInfo("prefill.finished", {{"request", result.request_id},
                                  {"attempt", request->attempt},
                                  {"tokens", request->position},
+                                 {"cached", request->prompt.restored},
                                  {"compute_seconds", request->compute_seconds},
                                  {"handoff_seconds", result.seconds},
                                  {"bytes", result.bytes}});
@@ -215,6 +241,7 @@ std::vector<MetricSample> PrefillCore::Metrics() const {
   MetricList list;
   requests_.AddMetrics(list);
   steps_.AddMetrics(list);
+  prefixes_.AddMetrics(list);
   list.Counter("tokens_total", "Prompt tokens computed.", steps_.prompt_tokens(),
                {{"kind", "prompt"}});
   handoffs_.AddMetrics({.results = "Hand-offs sent, by result.",

@@ -17,6 +17,7 @@
 #include "runtime/transfer/handoff_sender.h"
 #include "services/worker/engine_steps.h"
 #include "services/worker/handoff_counts.h"
+#include "services/worker/prefix_keeper.h"
 #include "services/worker/request_table.h"
 #include "services/worker/worker_links.h"
 
@@ -28,6 +29,7 @@ struct PrefillOptions {
   const Clock* clock = nullptr;
   // Index among the KDA layers by layer of the model; -1 for other layers.
   std::vector<int64_t> kda_index;
+  PrefixCache* cache = nullptr;  // not owned; null: every prompt is computed
 };
 
 // PrefillOptions::kda_index of a model.
@@ -62,8 +64,10 @@ class PrefillCore final : public WorkerCore {
   struct Request;
 
   void OnStartPrefill(LinkId link, const mesh::StartPrefill& message, absl::Time now);
-  absl::Status Admit(Request& request, const mesh::StartPrefill& message);
-  void SendFullBlocks(Request& request);
+  absl::Status Admit(Request& request, const mesh::StartPrefill& message, absl::Time now);
+  void SendFullBlocks(Request& request, const SequenceState& state);
+  // The whole state was restored: there is nothing to compute.
+  void SendRestored(Request& request, std::unique_ptr<SequenceState> state, absl::Time now);
   void OnComputed(Request& request, absl::Time now);
 
   const PrefillOptions options_;
@@ -73,6 +77,7 @@ class PrefillCore final : public WorkerCore {
   WorkerLinks links_;
   EngineSteps steps_;
   HandoffCounts handoffs_;
+  PrefixKeeper prefixes_;
   RequestTable<Request> requests_;
 };
 

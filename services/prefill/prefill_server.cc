@@ -61,6 +61,7 @@ absl::StatusOr<int> Serve(const AttentionFlags& flags, const SignalWaiter& signa
   core_options.requests_max = flags.requests;
   core_options.clock = process->clock();
   core_options.kda_index = KdaIndexOfLayers(worker.model().config());
+  core_options.cache = worker.cache();
   core = std::make_unique<PrefillCore>(
       std::move(core_options), worker.MakeRegister(mesh::ROLE_PREFILL), &worker.engine(), &sender,
       [&](const mesh::MeshView& view) { worker.SetView(view); });

@@ -50,6 +50,7 @@ struct ClientRequest {
   int64_t max_tokens = 0;       // 0: up to the context limit
   std::vector<TokenId> stop_token_ids;
   absl::Time deadline = absl::InfiniteFuture();
+  mesh::CacheHints cache;  // passed on to workers
 };
 
 struct TokenUsage {

@@ -191,6 +191,7 @@ void RouterCore::Impl::SendStartDecode(const RouterRequest& r) {
   start->set_handoff_tokens(static_cast<uint64_t>(r.handoff_tokens));
   start->set_attempt(r.attempt);
   start->set_deadline_unix_ns(static_cast<uint64_t>(absl::ToUnixNanos(r.deadline)));
+  *start->mutable_cache() = r.spec.cache;
   actions.push_back(SendToWorker{r.decode, std::move(message)});
 }
 
@@ -203,6 +204,7 @@ void RouterCore::Impl::SendStartPrefill(RouterRequest& r, const mesh::Landing& l
   *start->mutable_landing() = landing;
   start->set_attempt(r.attempt);
   start->set_deadline_unix_ns(static_cast<uint64_t>(absl::ToUnixNanos(r.deadline)));
+  *start->mutable_cache() = r.spec.cache;
   actions.push_back(SendToWorker{r.prefill, std::move(message)});
   r.sender = r.prefill;
   r.phase = RequestPhase::kHandoff;

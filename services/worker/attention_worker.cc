@@ -24,6 +24,10 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
   bound("--running", &f->engine.running_max, "sequences in one batch");
   bound("--context-tokens", &f->engine.context_tokens_max,
         "most prompt + answer tokens of a sequence");
+  app->add_option("--cache-mib", f->cache_mib,
+                  "prefix cache: snapshots and the latents they need; 0: none")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
+      ->capture_default_str();
   bound("--requests", &f->requests, "requests admitted at once, in any state");
   app->add_option("--expert-seconds", f->expert_seconds, "longest wait for a shard within a step")
       ->check(CLI::PositiveNumber)
@@ -80,6 +84,10 @@ absl::StatusOr<std::unique_ptr<AttentionWorker>> AttentionWorker::Create(
   }
   ASSIGN_OR_RETURN(worker->engine_, Engine::Create(worker->model_.get(), experts,
                                                    worker->pool_.get(), worker->flags_.engine));
+  if (flags.cache_mib > 0) {
+    const PrefixCacheOptions options = {.bytes_max = flags.cache_mib << 20, .plan = {}};
+    ASSIGN_OR_RETURN(worker->cache_, PrefixCache::Create(options, worker->engine_->pools()));
+  }
   return worker;
 }
 
@@ -160,6 +168,7 @@ std::vector<std::pair<std::string, std::string>> AttentionWorker::Describe() con
                                                     {"chunk-tokens", e.chunk_tokens_max},
                                                     {"running", e.running_max},
                                                     {"context-tokens", e.context_tokens_max},
+                                                    {"cache-mib", flags_.cache_mib},
                                                     {"requests", flags_.requests}};
   for (const auto& [name, value] : bounds) out.emplace_back(name, std::to_string(value));
   out.emplace_back("expert-seconds", absl::StrFormat("%g", flags_.expert_seconds));

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "deltamesh/mesh/mesh.pb.h"
 #include "runtime/base/thread_pool.h"
+#include "runtime/cache/prefix_cache.h"
 #include "runtime/engine/engine.h"
 #include "runtime/expert/local_experts.h"
 #include "runtime/expert/remote_experts.h"
@@ -29,6 +30,7 @@ namespace deltamesh {
 struct AttentionFlags {
   WorkerFlags worker;
   EngineOptions engine;
+  int64_t cache_mib = 1024;     // prefix cache: snapshots and the latents they need; 0: none
   int64_t requests = 256;       // admitted at once, in any state
   bool local_experts = false;   // load the routed experts instead of using shards
   double expert_seconds = 5;    // longest wait for a shard's answer within a step
@@ -50,6 +52,7 @@ class AttentionWorker {
 
   Model& model() { return *model_; }
   Engine& engine() { return *engine_; }
+  PrefixCache* cache() { return cache_.get(); }  // null: none
   Transport& transport() { return *transport_; }
   HandoffIdentity identity() const;
   uint64_t epoch() const { return epoch_; }
@@ -78,6 +81,7 @@ class AttentionWorker {
   std::unique_ptr<LocalExperts> local_;
   std::unique_ptr<RemoteExperts> remote_;
   std::unique_ptr<Engine> engine_;
+  std::unique_ptr<PrefixCache> cache_;
 };
 
 }  // namespace deltamesh

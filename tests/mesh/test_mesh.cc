@@ -129,6 +129,7 @@ struct TestMesh::Worker {
   std::unique_ptr<ExpertServer> server;
   std::unique_ptr<RemoteExperts> experts;
   std::unique_ptr<Engine> engine;
+  std::unique_ptr<PrefixCache> cache;
   std::unique_ptr<HandoffReceiver> receiver;
   std::unique_ptr<HandoffSender> sender;
   std::deque<HandoffEvent> received;
@@ -146,6 +147,7 @@ struct TestMesh::Worker {
     sent.clear();
     receiver.reset();
     sender.reset();
+    cache.reset();
     engine.reset();
     experts.reset();
     server.reset();
@@ -188,6 +190,10 @@ void TestMesh::MakeAttention(Worker& w) {
   auto engine = Engine::Create(w.model, w.experts.get(), &w.pool, options_.engine);
   CHECK_OK(engine.status());
   w.engine = *std::move(engine);
+  if (options_.cache_bytes > 0) {
+    w.cache =
+        *PrefixCache::Create({.bytes_max = options_.cache_bytes, .plan = {}}, w.engine->pools());
+  }
 
   mesh::Register registration;
   registration.set_name(w.name);
@@ -227,7 +233,9 @@ void TestMesh::MakeAttention(Worker& w) {
     w.receiver = std::make_unique<HandoffReceiver>(
         w.transport.get(), &clock_, &entropy_, options,
         [&w](HandoffEvent event) { w.received.push_back(std::move(event)); });
-    w.core = std::make_unique<DecodeCore>(DecodeOptions(), std::move(registration), w.engine.get(),
+    DecodeOptions core;
+    core.cache = w.cache.get();
+    w.core = std::make_unique<DecodeCore>(core, std::move(registration), w.engine.get(),
                                           w.receiver.get(), on_view);
     return;
   }
@@ -243,6 +251,7 @@ void TestMesh::MakeAttention(Worker& w) {
   PrefillOptions core;
   core.clock = &clock_;
   core.kda_index = KdaIndexOfLayers(w.model->config());
+  core.cache = w.cache.get();
   w.core = std::make_unique<PrefillCore>(core, std::move(registration), w.engine.get(),
                                          w.sender.get(), on_view);
 }
@@ -458,8 +467,9 @@ bool TestMesh::AtBaseline() const {
   for (const auto& [name, w] : workers_) {
     if (!w->alive || w->engine == nullptr) continue;
     const StatePools& pools = w->engine->pools();
+    const int64_t held = w->cache == nullptr ? 0 : w->cache->tree().stats().blocks;
     if (pools.slabs->free_slots() != pools.slabs->slots() ||
-        pools.blocks->free_slots() != pools.blocks->slots() || !w->core->Idle()) {
+        pools.blocks->free_slots() + held != pools.blocks->slots() || !w->core->Idle()) {
       return false;
     }
     if (w->receiver != nullptr && w->receiver->stats().open != 0) return false;
@@ -477,6 +487,7 @@ TestMesh::Worker* TestMesh::ByLink(LinkId link) {
 
 DecodeCore& TestMesh::decode(const std::string& name) { return *workers_.at(name)->decode(); }
 PrefillCore& TestMesh::prefill(const std::string& name) { return *workers_.at(name)->prefill(); }
+PrefixCache& TestMesh::cache(const std::string& name) { return *workers_.at(name)->cache; }
 bool TestMesh::alive(const std::string& name) const { return workers_.at(name)->alive; }
 
 std::vector<std::string> TestMesh::names() const {

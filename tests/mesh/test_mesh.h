@@ -80,6 +80,7 @@ struct TestMeshOptions {
                           .running_max = 4,
                           .context_tokens_max = 512};
   RouterOptions router;
+  int64_t cache_bytes = 0;  // of each prefill and decode worker
   bool verify_checksums = true;
   absl::Duration unclaimed_max = HandoffReceiverOptions().unclaimed_max;
   int threads = 1;  // per worker
@@ -114,7 +115,8 @@ class TestMesh {
   // The router loses every link and forgets everything; workers dial again.
   void RestartRouter();
 
-  // All slabs and blocks of every living worker are free and no transfer is open.
+  // All slabs and blocks of every living worker are free or held by its prefix cache, and no transfer is
+  // open.
   bool AtBaseline() const;
 
   InprocNetwork& network() { return network_; }
@@ -123,6 +125,7 @@ class TestMesh {
   RouterCore& router() { return *router_; }
   DecodeCore& decode(const std::string& name);
   PrefillCore& prefill(const std::string& name);
+  PrefixCache& cache(const std::string& name);
   absl::Time now() const { return clock_.Now(); }
   std::vector<std::string> names() const;
   bool alive(const std::string& name) const;

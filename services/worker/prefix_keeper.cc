@@ -1,0 +1,107 @@
+#include "services/worker/prefix_keeper.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+
+std::string PrefixModel(const mesh::ModelIdentity& model) {
+  return absl::StrFormat("%s/%d", model.digest(), model.state_layout());
+}
+
+PrefixKeeper::PrefixKeeper(PrefixCache* cache, const mesh::ModelIdentity& model)
+    : cache_(cache), model_(PrefixModel(model)) {}
+
+void PrefixKeeper::Open(const mesh::CacheHints& hints, std::span<const TokenId> tokens,
+                        int64_t reach, KeptPrompt* prompt) const {
+  CHECK(reach % kBlockTokens == 0 && reach >= 0 && reach <= static_cast<int64_t>(tokens.size()),
+        "%d of %d tokens", reach, tokens.size());
+  prompt->reach = reach;
+  if (cache_ == nullptr || hints.off()) return;
+  prompt->chain.emplace(model_, hints.salt());
+  prompt->chain->Append(tokens);
+  prompt->session = hints.session();
+  prompt->breakpoints.assign(hints.breakpoints().begin(), hints.breakpoints().end());
+}
+
+absl::Status PrefixKeeper::Restore(KeptPrompt* prompt, SequenceSpec* spec, absl::Time now) {
+  if (!prompt->chain) return absl::OkStatus();
+  const PrefixMatch match = cache_->Find(prompt->path());
+  ASSIGN_OR_RETURN(spec->state, cache_->Restore(prompt->path(), now));
+  prompt->restored = spec->state == nullptr ? 0 : spec->state->position();
+  prompt->cuts = cache_->Plan(prompt->path(), match, prompt->breakpoints);
+  for (const CutPoint& cut : prompt->cuts) spec->cuts.push_back(cut.blocks * kBlockTokens);
+  spec->at_cut = [this, prompt](const SequenceState& state) { AtCut(prompt, state); };
+  return absl::OkStatus();
+}
+
+std::vector<SlotRef> PrefixKeeper::Latents(const KeptPrompt& prompt) const {
+  if (!prompt.chain) return {};
+  return cache_->Latents(prompt.path());
+}
+
+void PrefixKeeper::KeepArrived(const KeptPrompt& prompt, const SequenceState& state,
+                               absl::Time now) {
+  if (!prompt.chain || state.position() == 0) return;
+  cache_->Keep(prompt.path(), state, {.kind = SnapshotKind::kPromptTail, .session = prompt.session},
+               now);
+}
+
+void PrefixKeeper::WatchAnswer(KeptPrompt* prompt, SequenceSpec* spec) {
+  if (!prompt->chain) return;
+  spec->cut_answer = true;
+  spec->at_cut = [this, prompt](const SequenceState& state) { AtCut(prompt, state); };
+}
+
+void PrefixKeeper::AtCut(KeptPrompt* prompt, const SequenceState& state) {
+  if (state.position() > prompt->reach) {
+    prompt->answer.reset();  // its room is what the new one takes
+    absl::StatusOr<StagedSnapshot> staged = cache_->Stage(state);
+    if (staged.ok()) prompt->answer = *std::move(staged);
+    return;
+  }
+  const int64_t blocks = state.position() / kBlockTokens;
+  const auto cut = std::find_if(prompt->cuts.begin(), prompt->cuts.end(),
+                                [blocks](const CutPoint& c) { return c.blocks == blocks; });
+  CHECK(cut != prompt->cuts.end(), "an unplanned cut at %d", state.position());
+  cache_->Keep(prompt->path(), state, {.kind = cut->kind, .session = prompt->session}, now_);
+}
+
+void PrefixKeeper::Generated(KeptPrompt* prompt, std::span<const TokenId> tokens) const {
+  if (prompt->chain) prompt->chain->Append(tokens);
+}
+
+void PrefixKeeper::KeepAnswer(KeptPrompt* prompt, absl::Time now) {
+  if (!prompt->answer) return;
+  const SnapshotSpec spec = {.blocks = prompt->answer->blocks,
+                             .kind = SnapshotKind::kAnswerEnd,
+                             .session = prompt->session};
+  cache_->Publish(prompt->chain->keys(), *std::exchange(prompt->answer, std::nullopt), spec, now);
+}
+
+void PrefixKeeper::AddMetrics(MetricList& list) const {
+  if (cache_ == nullptr) return;
+  const PrefixCacheStats& s = cache_->stats();
+  const PrefixTree& tree = cache_->tree();
+  const char* tokens =
+      "Tokens of whole blocks of prompts: asked for, with latents here, restored from a snapshot.";
+  list.Counter("prefix_tokens_total", tokens, s.tokens_looked_up, {{"kind", "asked"}});
+  list.Counter("prefix_tokens_total", tokens, s.tokens_latent, {{"kind", "latent"}});
+  list.Counter("prefix_tokens_total", tokens, s.tokens_restored, {{"kind", "restored"}});
+  const char* lookups = "Prompts looked up in the prefix cache, by result.";
+  list.Counter("prefix_lookups_total", lookups, s.hits, {{"result", "hit"}});
+  list.Counter("prefix_lookups_total", lookups, s.lookups - s.hits, {{"result", "miss"}});
+  const char* snapshots = "Snapshots of the prefix cache, by what happened to them.";
+  list.Counter("prefix_snapshots_total", snapshots, s.snapshots_taken, {{"event", "taken"}});
+  list.Counter("prefix_snapshots_total", snapshots, s.snapshots_refused, {{"event", "refused"}});
+  list.Counter("prefix_snapshots_total", snapshots, tree.stats().superseded,
+               {{"event", "superseded"}});
+  list.Counter("prefix_snapshots_total", snapshots, tree.stats().evicted, {{"event", "evicted"}});
+  list.Gauge("prefix_bytes", "Bytes of the prefix cache: snapshots and latents it holds.",
+             tree.bytes());
+  list.Gauge("prefix_snapshots", "Snapshots held.", tree.stats().snapshots);
+}
+
+}  // namespace deltamesh

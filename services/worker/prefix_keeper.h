@@ -1,0 +1,78 @@
+// What an attention worker does with its prefix cache around a request: names its prefixes, restores the
+// deepest one, has the engine stop where snapshots are due, and keeps them.
+//
+// Not thread-safe: part of a core.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "deltamesh/mesh/mesh.pb.h"
+#include "runtime/cache/prefix_cache.h"
+#include "runtime/cache/prefix_hash.h"
+#include "runtime/engine/engine.h"
+#include "services/worker/metric_list.h"
+
+namespace deltamesh {
+
+// By which workers and routers name prefixes: the model's digest and the version of its state.
+std::string PrefixModel(const mesh::ModelIdentity& model);
+
+// One request's part. Must stay in place while its sequence runs.
+struct KeptPrompt {
+  std::optional<PrefixChain>
+      chain;  // of the prompt, then also of the answer; none: nothing is kept
+  uint64_t session = 0;
+  std::vector<int64_t> breakpoints;
+  std::vector<CutPoint> cuts;
+  int64_t reach = 0;                     // positions of the prompt that a state may stand at
+  int64_t restored = 0;                  // positions that were restored here
+  std::optional<StagedSnapshot> answer;  // at the last block boundary of what was generated
+
+  std::span<const PrefixKey> path() const {
+    return std::span(chain->keys()).first(static_cast<size_t>(reach / kBlockTokens));
+  }
+};
+
+class PrefixKeeper {
+ public:
+  // `cache` may be null: nothing is found or kept. Not owned; must outlive this.
+  PrefixKeeper(PrefixCache* cache, const mesh::ModelIdentity& model);
+
+  // Names the prefixes of `tokens`, of which the first `reach` positions, a multiple of 64, may be
+  // restored or kept.
+  void Open(const mesh::CacheHints& hints, std::span<const TokenId> tokens, int64_t reach,
+            KeptPrompt* prompt) const;
+  // The deepest state that is here (null: none), and what the engine needs to keep more of the prompt,
+  // in `spec`. RESOURCE_EXHAUSTED: a state is here, but no slab is free.
+  absl::Status Restore(KeptPrompt* prompt, SequenceSpec* spec, absl::Time now);
+  // Leading blocks of the prompt that need not be sent here.
+  std::vector<SlotRef> Latents(const KeptPrompt& prompt) const;
+  // A state that came from elsewhere and stands at `reach`.
+  void KeepArrived(const KeptPrompt& prompt, const SequenceState& state, absl::Time now);
+
+  // Has the engine stop at the block boundaries of the answer too.
+  void WatchAnswer(KeptPrompt* prompt, SequenceSpec* spec);
+  void Generated(KeptPrompt* prompt, std::span<const TokenId> tokens) const;
+  // The answer ended well: its end is likely to be continued.
+  void KeepAnswer(KeptPrompt* prompt, absl::Time now);
+
+  // The time for what happens within the engine's next step.
+  void SetTime(absl::Time now) { now_ = now; }
+
+  void AddMetrics(MetricList& list) const;
+
+ private:
+  void AtCut(KeptPrompt* prompt, const SequenceState& state);
+
+  PrefixCache* const cache_;
+  const std::string model_;
+  absl::Time now_ = absl::InfinitePast();
+};
+
+}  // namespace deltamesh

@@ -1,0 +1,136 @@
+// Prefix caches in a mesh: what was computed before is restored, moved only where it is missing, and the
+// answer keeps the bits of one engine that knows of no cache.
+#include <gtest/gtest.h>
+
+#include "runtime/base/log.h"
+#include "tests/mesh/requests.h"
+#include "tests/mesh/test_mesh.h"
+
+namespace deltamesh::testing {
+namespace {
+
+class MeshCacheTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override { InitLog("test", LogLevel::kError); }
+
+  TestMeshOptions Options() const {
+    TestMeshOptions options;
+    options.folder = Golden(GetParam());
+    options.cache_bytes = int64_t{32} << 20;
+    return options;
+  }
+
+  // Runs one request to its end and compares it with an engine of its own.
+  const Answer& Ask(TestMesh& mesh, const ClientRequest& request) {
+    CHECK_OK(mesh.Submit(request));
+    EXPECT_TRUE(mesh.RunUntilEnded({request.request_id}));
+    const Answer& answer = mesh.answer(request.request_id);
+    PlainEngine plain(Golden(GetParam()));
+    const Answer expected = plain.Run(request);
+    EXPECT_TRUE(SameAnswer(answer, expected))
+        << request.request_id << "\n  mesh  " << Describe(answer) << "\n  plain "
+        << Describe(expected);
+    return answer;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Families, MeshCacheTest, ::testing::Values("kimi_k3", "kimi_linear"));
+
+TEST_P(MeshCacheTest, TheSamePromptAgainComputesAtMostABlock) {
+  TestMesh mesh(Options());
+  mesh.Start();
+  for (const int64_t tokens : {65, 130, 192, 257, 400}) {
+    ClientRequest request =
+        MakeRequest(absl::StrFormat("first-%d", tokens), tokens, 9, static_cast<uint64_t>(tokens));
+    EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 0);
+    request.request_id = absl::StrFormat("again-%d", tokens);
+    const Answer& again = Ask(mesh, request);
+    EXPECT_EQ(again.usage.cached_tokens, (tokens - 1) / 64 * 64);
+    EXPECT_EQ(again.usage.prompt_tokens, tokens);
+  }
+  EXPECT_TRUE(mesh.RunUntil([&] { return mesh.AtBaseline(); }, absl::Seconds(1)));
+  EXPECT_EQ(mesh.router().counters().handoffs_refused, 0u);
+}
+
+// Decode has the latents of the first hand-off: the second one moves only what is new, and the slab.
+TEST_P(MeshCacheTest, OnlyMissingBlocksMove) {
+  TestMesh mesh(Options());
+  mesh.Start();
+  ClientRequest request = MakeRequest("one", 320, 5, 2);
+  Ask(mesh, request);
+  const uint64_t first = mesh.router().counters().handoff_bytes;
+  request.request_id = "two";
+  Ask(mesh, request);
+  const uint64_t second = mesh.router().counters().handoff_bytes - first;
+  const StateLayout layout = SharedModel(Golden(GetParam()), {}, false).state_layout();
+  EXPECT_EQ(first - second, static_cast<uint64_t>(4 * layout.block_bytes()));
+}
+
+TEST_P(MeshCacheTest, TurnsOfASessionComputeOnlyWhatIsNew) {
+  TestMesh mesh(Options());
+  mesh.Start();
+  ClientRequest request = MakeRequest("turn-0", 100, 8, 4);
+  request.cache.set_session(17);
+  for (int turn = 1; turn <= 5; ++turn) {
+    const Answer answer = Ask(mesh, request);
+    request.request_id = absl::StrFormat("turn-%d", turn);
+    const int64_t before = static_cast<int64_t>(request.prompt.size());
+    request.prompt.insert(request.prompt.end(), answer.tokens.begin(), answer.tokens.end());
+    const std::vector<TokenId> more =
+        MakeRequest("", 40 + turn, 1, 100 + static_cast<uint64_t>(turn)).prompt;
+    request.prompt.insert(request.prompt.end(), more.begin(), more.end());
+    EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, (before - 1) / 64 * 64) << turn;
+    request.request_id += "-next";
+  }
+  EXPECT_LE(mesh.cache("prefill-0").tree().stats().snapshots, 2);
+  EXPECT_TRUE(mesh.RunUntil([&] { return mesh.AtBaseline(); }, absl::Seconds(1)));
+}
+
+TEST_P(MeshCacheTest, OtherTenantsAndRequestsWithoutCacheFindNothing) {
+  TestMesh mesh(Options());
+  mesh.Start();
+  ClientRequest request = MakeRequest("a", 200, 4, 6);
+  request.cache.set_salt("one");
+  Ask(mesh, request);
+  request.request_id = "b";
+  request.cache.set_salt("two");
+  EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 0);
+  request.request_id = "c";
+  request.cache.set_salt("one");
+  request.cache.set_off(true);
+  EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 0);
+  request.request_id = "d";
+  request.cache.set_off(false);
+  EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 192);
+}
+
+TEST_P(MeshCacheTest, ARestartedWorkerHasForgottenAndAnswersAlike) {
+  TestMesh mesh(Options());
+  mesh.Start();
+  ClientRequest request = MakeRequest("a", 200, 4, 8);
+  Ask(mesh, request);
+  mesh.Kill("prefill-0");
+  mesh.Restart("prefill-0");
+  mesh.Start();
+  request.request_id = "b";
+  EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 0);
+  request.request_id = "c";
+  EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 192);
+}
+
+// Pools so small that cached latents must make room for running requests.
+TEST_P(MeshCacheTest, CachedLatentsMakeRoomForRequests) {
+  TestMeshOptions options = Options();
+  options.engine.latent_blocks = 12;
+  TestMesh mesh(options);
+  mesh.Start();
+  for (uint64_t i = 0; i < 8; ++i) {
+    Ask(mesh, MakeRequest(absl::StrFormat("r%d", i), 300 + static_cast<int64_t>(i) * 20, 4, i));
+  }
+  EXPECT_GT(mesh.cache("prefill-0").tree().stats().evicted, 0u);
+  EXPECT_GT(mesh.cache("decode-0").tree().stats().evicted, 0u);
+  EXPECT_TRUE(mesh.RunUntil([&] { return mesh.AtBaseline(); }, absl::Seconds(1)));
+}
+
+}  // namespace
+}  // namespace deltamesh::testing
