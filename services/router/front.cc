@@ -10,6 +10,7 @@
 #include "runtime/base/checkpoint_marks.h"
 #include "runtime/base/status.h"
 #include "runtime/text/utf8.h"
+#include "services/router/cache_hints.h"
 
 namespace deltamesh {
 namespace {
@@ -223,6 +224,11 @@ absl::StatusOr<PreparedRequest> Front::Prepare(GenerateSpec spec) const {
                                    std::move(spec.stop), request.sampling.seed()));
   // Last, because it is the expensive part.
   ASSIGN_OR_RETURN(request.prompt, Tokenize(spec.model, spec.input));
+  ASSIGN_OR_RETURN(request.cache, MakeCacheHints(spec.cache));
+  if (chat != nullptr && !request.cache.off()) {
+    const int64_t tokens = SystemTokens(*chat, request.prompt);
+    if (tokens > 0) request.cache.add_breakpoints(static_cast<uint64_t>(tokens));
+  }
   request.request_id = MakeRequestId(spec.request_id);
   out.client_id = spec.request_id.empty() ? request.request_id : std::move(spec.request_id);
   request.max_tokens = spec.max_tokens;
@@ -233,6 +239,22 @@ absl::StatusOr<PreparedRequest> Front::Prepare(GenerateSpec spec) const {
   }
   request.deadline = spec.deadline;
   return out;
+}
+
+// Leading tokens that a chat with the same tools and system messages but another conversation would have
+// too: what its prompt shares with that of the system messages alone.
+int64_t Front::SystemTokens(const ChatRequest& chat, const std::vector<TokenId>& prompt) const {
+  const auto end = std::find_if(chat.messages.begin(), chat.messages.end(),
+                                [](const ChatMessage& m) { return m.role != "system"; });
+  if (end == chat.messages.end() || (end == chat.messages.begin() && chat.tools.empty())) return 0;
+  ChatRequest system = chat;
+  system.messages.assign(chat.messages.begin(), end);
+  system.messages.push_back({.role = "user"});
+  const absl::StatusOr<std::vector<Segment>> segments = chat_->Render(system);
+  if (!segments.ok()) return 0;
+  const absl::StatusOr<std::vector<TokenId>> ids = tokenizer_->EncodeSegments(*segments);
+  if (!ids.ok()) return 0;
+  return std::mismatch(ids->begin(), ids->end(), prompt.begin(), prompt.end()).first - ids->begin();
 }
 
 absl::StatusOr<ChatRequest> ChatFromProto(const v1::ChatInput& chat) {

@@ -44,6 +44,7 @@ struct GenerateSpec {
   std::vector<std::string> stop;
   std::vector<TokenId> stop_token_ids;
   bool ignore_eos = false;
+  v1::CacheOptions cache;
   absl::Time deadline = absl::InfiniteFuture();
 };
 
@@ -79,6 +80,7 @@ class Front {
   absl::StatusOr<mesh::Sampling> CheckSampling(const v1::SamplingOptions& in,
                                                const std::optional<int64_t>& logprobs) const;
   absl::Status CheckTokens(const char* field, const std::vector<TokenId>& ids) const;
+  int64_t SystemTokens(const ChatRequest& chat, const std::vector<TokenId>& prompt) const;
   RequestId MakeRequestId(const std::string& client_id) const;
   int64_t TextBytesMax(int64_t context_tokens) const;
 

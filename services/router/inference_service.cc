@@ -263,6 +263,7 @@ absl::StatusOr<GenerateSpec> SpecOf(const v1::GenerateRequest& request) {
   spec.stop.assign(request.stop().strings().begin(), request.stop().strings().end());
   spec.stop_token_ids.assign(request.stop().token_ids().begin(), request.stop().token_ids().end());
   spec.ignore_eos = request.stop().ignore_eos();
+  spec.cache = request.cache();
   return spec;
 }
 

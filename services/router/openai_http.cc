@@ -115,6 +115,18 @@ HttpResponse MethodError(const std::string& path, const char* allowed) {
   return response;
 }
 
+// By which agents name their session when the body does not (prompt_cache_key).
+constexpr std::string_view kSessionHeaders[] = {"x-claude-code-session-id", "session-id",
+                                                "session_id", "x-session-affinity"};
+
+std::string_view SessionHeader(const HttpRequest& request) {
+  for (const std::string_view name : kSessionHeaders) {
+    const std::string_view value = request.Header(name);
+    if (!value.empty()) return value;
+  }
+  return {};
+}
+
 Json ModelJson(const v1::ModelInfo& info, int64_t created) {
   Json out;
   out["id"] = info.name();
@@ -188,6 +200,9 @@ void OpenAiHttp::Complete(const HttpRequest& request, bool chat,
     return responder->Send(ErrorReply(size));
   }
   const bool logprobs = parsed->spec.logprobs.has_value();
+  if (parsed->spec.cache.session().empty()) {
+    parsed->spec.cache.set_session(std::string(SessionHeader(request)));
+  }
   absl::StatusOr<PreparedRequest> prepared = front_->Prepare(std::move(parsed->spec));
   if (!prepared.ok()) return responder->Send(ErrorReply(prepared.status()));
 

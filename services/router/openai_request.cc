@@ -207,6 +207,8 @@ absl::Status ReadCommon(const Json& body, OpenAiRequest* out) {
   }
   RETURN_IF_ERROR(ReadMaxTokens(fields, "max_tokens", &out->spec.max_tokens));
   RETURN_IF_ERROR(ReadStop(fields, &out->spec));
+  RETURN_IF_ERROR(fields.Get("prompt_cache_key", out->spec.cache.mutable_session()));
+  RETURN_IF_ERROR(fields.Get("cache_salt", out->spec.cache.mutable_salt()));
   return ReadSampling(fields, &out->spec.sampling);
 }
 

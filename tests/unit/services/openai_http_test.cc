@@ -62,6 +62,55 @@ class OpenAiHttpTest : public ::testing::Test {
   std::unique_ptr<HttpServer> server;
 };
 
+TEST_F(OpenAiHttpTest, CacheHintsReachTheWorkers) {
+  Start();
+  Chat(R"("prompt_cache_key": "one")");
+  Chat(R"("prompt_cache_key": "two")");
+  Chat(R"("prompt_cache_key": "one", "cache_salt": "s")");
+  RawHttp client(server->port());
+  const std::string body = R"({"messages":[{"role":"user","content":"Hi"}]})";
+  std::string request = RawHttp::Post("/v1/chat/completions", body);
+  request.insert(request.find("\r\n") + 2, "X-Claude-Code-Session-Id: one\r\n");
+  client.Send(request);
+  EXPECT_EQ(client.ReadResponse().status, 200);
+  Chat();
+  const auto started = mesh->started();
+  ASSERT_EQ(started.size(), 5u);
+  const uint64_t one = started[0].cache().session();
+  EXPECT_NE(one, 0u);
+  EXPECT_NE(started[1].cache().session(), one);
+  EXPECT_NE(started[2].cache().session(), one) << "another tenant's";
+  EXPECT_EQ(started[2].cache().salt(), "s");
+  EXPECT_EQ(started[3].cache().session(), one) << "an agent's header names it too";
+  EXPECT_EQ(started[4].cache().session(), 0u);
+  EXPECT_THAT(Chat(R"("cache_salt": 5)").body, HasSubstr("cache_salt"));
+  EXPECT_THAT(Chat("\"prompt_cache_key\": \"" + std::string(257, 'x') + "\"").body,
+              HasSubstr("cache.session: 257 bytes"));
+}
+
+TEST_F(OpenAiHttpTest, TheEndOfToolsAndSystemTextIsABreakpoint) {
+  Start();
+  const auto ask = [&](const std::string& system, const std::string& user) {
+    const std::string first =
+        system.empty() ? "" : R"({"role":"system","content":")" + system + "\"},";
+    Post("/v1/chat/completions",
+         R"({"messages":[)" + first + R"({"role":"user","content":")" + user + "\"}]}");
+    return mesh->started().back();
+  };
+  const mesh::StartDecode a = ask("You are short.", "Hello"), b = ask("You are short.", "Bye now");
+  ASSERT_EQ(a.cache().breakpoints_size(), 1);
+  const int at = static_cast<int>(a.cache().breakpoints(0));
+  EXPECT_EQ(b.cache().breakpoints(0), a.cache().breakpoints(0));
+  const auto text = [&](const mesh::StartDecode& s, int begin, int end) {
+    const std::vector<TokenId> ids(s.prompt().begin() + begin, s.prompt().begin() + end);
+    return mesh->front->tokenizer().Decode(ids);
+  };
+  EXPECT_THAT(text(a, 0, at), HasSubstr("You are short."));
+  EXPECT_EQ(text(a, 0, at), text(b, 0, at));
+  EXPECT_THAT(text(a, at, a.prompt_size()), HasSubstr("Hello"));
+  EXPECT_EQ(ask("", "Hello").cache().breakpoints_size(), 0);
+}
+
 TEST_F(OpenAiHttpTest, WholeChatReply) {
   Start();
   const auto r = Chat(
