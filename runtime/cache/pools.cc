@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
@@ -89,6 +90,12 @@ int64_t FixedPool::slot_floats() const { return impl_->slot_floats; }
 int64_t FixedPool::free_slots() const {
   std::lock_guard lock(impl_->mutex);
   return static_cast<int64_t>(impl_->free_list.size());
+}
+
+int64_t FixedPool::CountUnshared(std::span<const int64_t> slots) const {
+  std::lock_guard lock(impl_->mutex);
+  return std::count_if(slots.begin(), slots.end(),
+                       [&](int64_t slot) { return impl_->refs[static_cast<size_t>(slot)] == 1; });
 }
 
 void FixedPool::Ref(int64_t index) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -55,6 +56,8 @@ class FixedPool : public std::enable_shared_from_this<FixedPool> {
   int64_t slots() const;
   int64_t free_slots() const;
   int64_t slot_floats() const;
+  // How many of these slots have exactly one reference.
+  int64_t CountUnshared(std::span<const int64_t> slots) const;
 
  private:
   friend class SlotRef;

@@ -136,6 +136,13 @@ bool PrefixCache::Keep(std::span<const PrefixKey> path, const SequenceState& sta
   return staged.ok() && Publish(path, *std::move(staged), spec, now);
 }
 
+int64_t PrefixCache::ReclaimableBlocks() const {
+  std::vector<int64_t> slots;
+  slots.reserve(held_latents_.size());
+  for (const auto& [slot, ref] : held_latents_) slots.push_back(static_cast<int64_t>(slot));
+  return pools_.blocks->CountUnshared(slots);
+}
+
 bool PrefixCache::GiveBack() {
   if (!tree_.EvictOne()) return false;
   Follow(nullptr);

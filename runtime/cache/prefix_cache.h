@@ -74,6 +74,8 @@ class PrefixCache {
   bool Keep(std::span<const PrefixKey> path, const SequenceState& state, SnapshotSpec spec,
             absl::Time now);
 
+  // Latent blocks that nobody but this cache holds.
+  int64_t ReclaimableBlocks() const;
   // Drops something so that latent blocks may become free; false when nothing is left.
   bool GiveBack();
   void Clear();

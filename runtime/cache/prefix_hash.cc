@@ -31,6 +31,10 @@ std::string PrefixKey::Hex() const {
   return out;
 }
 
+std::string PrefixModel(std::string_view digest, uint32_t state_layout) {
+  return absl::StrFormat("%s/%d", digest, state_layout);
+}
+
 // The algorithm and its context are kept: finding them costs as much as a block.
 struct PrefixChain::Sha256 {
   void operator()(std::span<const uint8_t> in, std::array<uint8_t, kHashBytes>& out) {

@@ -4,8 +4,9 @@
 //   h(i) = SHA-256( h(i-1) | the 64 tokens of block i-1, each as u32 little-endian )
 //   key of the first i blocks = the first 16 bytes of h(i),  i >= 1
 //
-// with text(x) = its length in bytes as u64 little-endian, then its bytes. `model` is the digest of what
-// is served (weights, width, tokenizer), so another model's state has other names; `salt` is the tenant's,
+// with text(x) = its length in bytes as u64 little-endian, then its bytes. `model` is PrefixModel: the digest of
+// what is served (weights, width, tokenizer) and the layout of its state, so another model's state has other
+// names; `salt` is the tenant's,
 // so that no tenant can learn from timing what another one asked: without the salt its names cannot be
 // computed, as they could be with a hash that is only fast.
 //
@@ -18,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -25,6 +27,9 @@
 #include "runtime/cache/prefix_key.h"
 
 namespace deltamesh {
+
+// "DIGEST/LAYOUT", the layout as a decimal number.
+std::string PrefixModel(std::string_view digest, uint32_t state_layout);
 
 // The keys of a growing sequence. Not thread-safe. About 0.4 us a block.
 class PrefixChain {

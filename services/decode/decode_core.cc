@@ -33,6 +33,7 @@ DecodeCore::DecodeCore(const DecodeOptions& options, mesh::Register registration
       links_(std::move(registration)),
       steps_(engine),
       prefixes_(options_.cache, links_.registration().model()),
+      teller_(options_.cache),
       requests_({.name = "decode",
                  .requests_max = options.requests_max,
                  .end_transfer = [receiver](const RequestId& id) { receiver->Revoke(id); },
@@ -49,6 +50,7 @@ void DecodeCore::OnLinkOpened(LinkId link, absl::Time) { links_.Open(link); }
 
 void DecodeCore::OnLinkClosed(LinkId link, absl::Time) {
   requests_.CancelAllOf(link);
+  teller_.End(link);
   links_.Close(link);
 }
 
@@ -56,6 +58,7 @@ void DecodeCore::OnRouterMessage(LinkId link, const mesh::RouterMessage& message
   switch (message.body_case()) {
     case mesh::RouterMessage::kRegistered:
       links_.OnRegistered(link, message.registered(), now);
+      teller_.Begin(link);
       break;
     case mesh::RouterMessage::kView:
       if (auto view = links_.OnView(link, message.view()); view && on_view_) on_view_(*view);
@@ -70,6 +73,9 @@ void DecodeCore::OnRouterMessage(LinkId link, const mesh::RouterMessage& message
       requests_.Refuse(link, message.start_prefill(),
                        FailedPrecondition("%s is a decode worker; it runs no prefill",
                                           links_.registration().name()));
+      break;
+    case mesh::RouterMessage::kResyncPrefixes:
+      teller_.Begin(link);
       break;
     case mesh::RouterMessage::BODY_NOT_SET:
       break;
@@ -223,6 +229,7 @@ bool DecodeCore::Step(absl::Time now) {
   prefixes_.SetTime(now);
   const std::optional<StepReport> report = steps_.Step(now);
   if (report) Relay(*report, now);
+  teller_.Tell(links_);
   return report.has_value();
 }
 
@@ -260,6 +267,7 @@ void DecodeCore::Relay(const StepReport& report, absl::Time now) {
 void DecodeCore::Tick(absl::Time now) {
   receiver_->Tick(now);
   requests_.Expire(now);
+  teller_.Tell(links_);
   links_.Tick(load(), now);
 }
 
@@ -280,6 +288,7 @@ int64_t DecodeCore::landing() const {
 
 mesh::Heartbeat DecodeCore::load() const {
   mesh::Heartbeat load = steps_.Load(requests_.draining());
+  prefixes_.AddReclaimable(&load);
   load.set_waiting(load.waiting() + static_cast<uint64_t>(landing()));
   return load;
 }

@@ -18,6 +18,7 @@
 #include "services/worker/engine_steps.h"
 #include "services/worker/handoff_counts.h"
 #include "services/worker/prefix_keeper.h"
+#include "services/worker/prefix_teller.h"
 #include "services/worker/request_table.h"
 #include "services/worker/worker_links.h"
 
@@ -78,6 +79,7 @@ class DecodeCore final : public WorkerCore {
   EngineSteps steps_;
   HandoffCounts handoffs_;
   PrefixKeeper prefixes_;
+  PrefixTeller teller_;
   uint64_t generated_tokens_ = 0;
   RequestTable<Request> requests_;
 };

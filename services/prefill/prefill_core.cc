@@ -35,6 +35,7 @@ PrefillCore::PrefillCore(PrefillOptions options, mesh::Register registration, En
       links_(std::move(registration)),
       steps_(engine),
       prefixes_(options_.cache, links_.registration().model()),
+      teller_(options_.cache),
       requests_({.name = "prefill",
                  .requests_max = options_.requests_max,
                  .end_transfer = [sender](const RequestId& id) { sender->Cancel(id); },
@@ -52,6 +53,7 @@ void PrefillCore::OnLinkOpened(LinkId link, absl::Time) { links_.Open(link); }
 
 void PrefillCore::OnLinkClosed(LinkId link, absl::Time) {
   requests_.CancelAllOf(link);
+  teller_.End(link);
   links_.Close(link);
 }
 
@@ -59,6 +61,7 @@ void PrefillCore::OnRouterMessage(LinkId link, const mesh::RouterMessage& messag
   switch (message.body_case()) {
     case mesh::RouterMessage::kRegistered:
       links_.OnRegistered(link, message.registered(), now);
+      teller_.Begin(link);
       break;
     case mesh::RouterMessage::kView:
       if (auto view = links_.OnView(link, message.view()); view && on_view_) on_view_(*view);
@@ -73,6 +76,9 @@ void PrefillCore::OnRouterMessage(LinkId link, const mesh::RouterMessage& messag
       requests_.Refuse(link, message.start_decode(),
                        FailedPrecondition("%s is a prefill worker; it generates nothing",
                                           links_.registration().name()));
+      break;
+    case mesh::RouterMessage::kResyncPrefixes:
+      teller_.Begin(link);
       break;
     case mesh::RouterMessage::BODY_NOT_SET:
       break;
@@ -152,6 +158,7 @@ bool PrefillCore::Step(absl::Time now) {
     const SequenceState* state = engine_->state(request.sequence);
     if (state != nullptr) SendFullBlocks(request, *state);
   });
+  teller_.Tell(links_);
   return true;
 }
 
@@ -182,6 +189,7 @@ void PrefillCore::OnComputed(Request& request, absl::Time now) {
 void PrefillCore::Tick(absl::Time now) {
   sender_->Tick(now);
   requests_.Expire(now);
+  teller_.Tell(links_);
   links_.Tick(load(), now);
 }
 
@@ -235,7 +243,11 @@ int64_t PrefillCore::sending() const {
   return sending;
 }
 
-mesh::Heartbeat PrefillCore::load() const { return steps_.Load(requests_.draining()); }
+mesh::Heartbeat PrefillCore::load() const {
+  mesh::Heartbeat load = steps_.Load(requests_.draining());
+  prefixes_.AddReclaimable(&load);
+  return load;
+}
 
 std::vector<MetricSample> PrefillCore::Metrics() const {
   MetricList list;

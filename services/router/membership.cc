@@ -264,6 +264,8 @@ void Membership::OnHeartbeat(LinkId link, const mesh::Heartbeat& m) {
   load.waiting_tokens = Bounded(m.waiting_tokens());
   const bool rate_known = std::isfinite(m.tokens_per_second()) && m.tokens_per_second() > 0;
   load.tokens_per_second = rate_known ? m.tokens_per_second() : 0;
+  const double prompts = m.prompt_tokens_per_second();
+  load.prompt_tokens_per_second = std::isfinite(prompts) && prompts > 0 ? prompts : 0;
   load.draining = m.draining();
 }
 

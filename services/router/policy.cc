@@ -10,14 +10,20 @@ bool HasRoom(const WorkerLoad& worker, const RequestShape& request) {
          worker.context_tokens >= request.context_tokens;
 }
 
+// Prompts are computed faster than answers; the mixed rate stands in until a worker has measured it.
+double PromptRate(const WorkerLoad& worker) {
+  return worker.prompt_tokens_per_second > 0 ? worker.prompt_tokens_per_second
+                                             : worker.tokens_per_second;
+}
+
 // The mean of the known rates, so that a worker that has not measured itself yet is neither shunned
 // nor flooded; 1 when nobody has.
 double FallbackRate(std::span<const WorkerLoad> workers) {
   double sum = 0;
   int64_t known = 0;
   for (const WorkerLoad& w : workers) {
-    if (w.tokens_per_second > 0) {
-      sum += w.tokens_per_second;
+    if (PromptRate(w) > 0) {
+      sum += PromptRate(w);
       ++known;
     }
   }
@@ -26,25 +32,28 @@ double FallbackRate(std::span<const WorkerLoad> workers) {
 
 }  // namespace
 
-double EstimateCost(const WorkerLoad& worker, const RequestShape& request, double fallback_rate) {
-  const double tokens =
-      static_cast<double>(worker.waiting_tokens + worker.resident + request.compute_tokens);
-  return tokens / (worker.tokens_per_second > 0 ? worker.tokens_per_second : fallback_rate);
+double EstimateCost(const WorkerLoad& worker, const RequestShape& request, const Holding& holding,
+                    double fallback_rate) {
+  const double tokens = static_cast<double>(worker.waiting_tokens + worker.resident +
+                                            request.compute_tokens - holding.cached_tokens);
+  const double rate = PromptRate(worker);
+  return tokens / (rate > 0 ? rate : fallback_rate) + holding.transfer_seconds;
 }
 
-std::optional<size_t> ChooseWorker(std::span<const WorkerLoad> workers,
-                                   const RequestShape& request) {
+std::optional<WorkerChoice> ChooseWorker(std::span<const WorkerLoad> workers,
+                                         const RequestShape& request,
+                                         std::span<const Holding> holdings) {
   const double fallback = FallbackRate(workers);
-  std::optional<size_t> best;
+  std::optional<WorkerChoice> best;
   std::tuple<double, int64_t, int64_t, uint64_t> best_key;
   for (size_t i = 0; i < workers.size(); ++i) {
     const WorkerLoad& w = workers[i];
     if (!HasRoom(w, request)) continue;
     const std::tuple<double, int64_t, int64_t, uint64_t> key = {
-        EstimateCost(w, request, fallback), -w.slabs_free, -w.blocks_free,
-        PlacementHash(request.request_id, w.name)};
+        EstimateCost(w, request, holdings.empty() ? Holding{} : holdings[i], fallback),
+        -w.slabs_free, -w.blocks_free, PlacementHash(request.request_id, w.name)};
     if (!best || key < best_key) {
-      best = i;
+      best = {.index = i, .seconds = std::get<0>(key)};
       best_key = key;
     }
   }

@@ -21,10 +21,11 @@ struct WorkerLoad {
   bool draining = false;
   int64_t slabs_free = 0;
   int64_t blocks_free = 0;
-  int64_t context_tokens = 0;    // most tokens of one sequence
-  int64_t resident = 0;          // sequences there
-  int64_t waiting_tokens = 0;    // prompt tokens there not yet computed
-  double tokens_per_second = 0;  // 0: unknown
+  int64_t context_tokens = 0;           // most tokens of one sequence
+  int64_t resident = 0;                 // sequences there
+  int64_t waiting_tokens = 0;           // prompt tokens there not yet computed
+  double tokens_per_second = 0;         // 0: unknown
+  double prompt_tokens_per_second = 0;  // of steps that mostly compute prompts; 0: unknown
 };
 
 struct RequestShape {
@@ -34,13 +35,26 @@ struct RequestShape {
   int64_t context_tokens = 0;  // positions it may reach
 };
 
+// What the request finds at one worker.
+struct Holding {
+  int64_t cached_tokens = 0;    // of compute_tokens, restored instead
+  double transfer_seconds = 0;  // until what the worker lacks is there
+};
+
 // Seconds of work in front of and in the request; in tokens when no candidate's rate is known.
 // `fallback_rate` stands in for an unknown rate.
-double EstimateCost(const WorkerLoad& worker, const RequestShape& request, double fallback_rate);
+double EstimateCost(const WorkerLoad& worker, const RequestShape& request, const Holding& holding,
+                    double fallback_rate);
 
-// Index of the best worker with room for the request; nothing when none has room.
-std::optional<size_t> ChooseWorker(std::span<const WorkerLoad> workers,
-                                   const RequestShape& request);
+struct WorkerChoice {
+  size_t index = 0;
+  double seconds = 0;  // estimated
+};
+// The best worker with room for the request; nothing when none has room. `holdings` is empty or has
+// one for each worker.
+std::optional<WorkerChoice> ChooseWorker(std::span<const WorkerLoad> workers,
+                                         const RequestShape& request,
+                                         std::span<const Holding> holdings = {});
 
 // Stable over processes, compilers and years (FNV-1a over both names with a zero byte between).
 uint64_t PlacementHash(std::string_view request_id, std::string_view worker);

@@ -40,6 +40,7 @@ void RouterCore::Impl::Finish(RouterRequest& r, mesh::SequenceOutput::End end) {
                                     .completion_tokens = r.delivered,
                                     .cached_tokens = r.cached_tokens}});
   ++counters.finished;
+  counters.cached_tokens += static_cast<uint64_t>(r.cached_tokens);
   Erase(r);
 }
 
@@ -69,6 +70,7 @@ bool RouterCore::Impl::Cancel(const RequestId& id, bool complete, absl::Time now
 
 void RouterCore::Impl::LoseWorker(const LostWorker& lost, const absl::Status& why, absl::Time now) {
   const auto& [link, name, role] = lost;
+  prefixes.Forget(link);
   ++(role == mesh::ROLE_PREFILL  ? counters.prefill_lost
      : role == mesh::ROLE_DECODE ? counters.decode_lost
                                  : counters.expert_lost);
@@ -99,6 +101,7 @@ void RouterCore::Impl::LoseWorker(const LostWorker& lost, const absl::Status& wh
 }
 
 void RouterCore::Impl::Tick(absl::Time now) {
+  prefixes.Sweep();
   for (const LostWorker& lost : members.Expire(now)) {
     LoseWorker(
         lost,
@@ -181,7 +184,10 @@ RouterGauges RouterCore::gauges() const {
           .live = static_cast<int64_t>(impl_->requests.size()),
           .prefill_workers = impl_->members.Count(mesh::ROLE_PREFILL),
           .decode_workers = impl_->members.Count(mesh::ROLE_DECODE),
-          .expert_workers = impl_->members.Count(mesh::ROLE_EXPERT)};
+          .expert_workers = impl_->members.Count(mesh::ROLE_EXPERT),
+          .prefix_blocks = impl_->prefixes.index().entries(),
+          .prefix_bytes = impl_->prefixes.index().bytes(),
+          .prefix_unknown = impl_->prefixes.unknown()};
 }
 
 }  // namespace deltamesh

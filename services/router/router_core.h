@@ -95,6 +95,11 @@ struct RouterCounters {
   double handoff_seconds = 0;
   uint64_t stale_messages = 0;  // of an ended request, an old attempt or a replaced link
   uint64_t malformed_messages = 0;
+  uint64_t cached_tokens = 0;   // prompt tokens of finished requests that workers restored
+  uint64_t placed_prefill = 0;  // placements with a prefill worker
+  uint64_t placed_append = 0;   // by a decode worker alone, which held a part of the prompt
+  uint64_t placed_alone = 0;    // by a decode worker alone, from the beginning
+  uint64_t prefix_resyncs = 0;  // workers that had to tell their prefixes anew
   std::vector<std::pair<std::string, uint64_t>>
       handoff_results;  // by reason name; a small known set
 };
@@ -102,6 +107,9 @@ struct RouterCounters {
 struct RouterGauges {
   int64_t waiting = 0, live = 0;
   int64_t prefill_workers = 0, decode_workers = 0, expert_workers = 0;
+  int64_t prefix_blocks = 0;   // in the index, counted once for each 64 workers
+  int64_t prefix_bytes = 0;    // of the index
+  int64_t prefix_unknown = 0;  // workers whose prefixes are not all told yet
 };
 
 class RouterCore {

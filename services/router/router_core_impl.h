@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "services/router/membership.h"
+#include "services/router/prefix_feed.h"
 #include "services/router/router_core.h"
 
 namespace deltamesh {
@@ -44,6 +45,7 @@ struct RouterRequest {
   absl::Status prefill_status;
   int64_t delivered = 0;
   int64_t cached_tokens = 0;
+  std::vector<uint64_t> keys;  // of the prompt's blocks before its last token; empty: not cached
 
   int64_t prompt_tokens() const { return static_cast<int64_t>(spec.prompt.size()); }
 };
@@ -68,6 +70,8 @@ class RouterCore::Impl {
   mutable Membership members;
   std::map<RequestId, RouterRequest> requests;  // ordered: what happens must not depend on a hash
   std::deque<RequestId> waiting;                // first come, first placed
+  PrefixFeed prefixes;
+  double handoff_bytes_per_second = 0;  // learned; 0: unknown
   uint32_t next_attempt = 1;
 
  private:
@@ -84,7 +88,23 @@ class RouterCore::Impl {
 
   // Placement.
   Placed TryPlace(RouterRequest& r, absl::Time now);
-  bool ChoosePrefill(RouterRequest& r, int64_t position);
+  // What workers hold of the request's prompt, by link.
+  using Held = std::map<LinkId, IndexMatch>;
+  Held FindHeld(const RouterRequest& r) const;
+  void NamePrefixes(RouterRequest& r) const;
+  // Assigns a prefill worker; its estimated seconds, nothing when none has room.
+  std::optional<double> ChoosePrefill(RouterRequest& r, int64_t position, const Held& held);
+  struct DecodeChoice {
+    Worker* worker;
+    RequestShape shape;
+    double seconds;
+  };
+  // With `handoff`: the state comes from a prefill worker. Else only workers that hold a snapshot of the
+  // prompt, or with `anyone` all, compute what it lacks.
+  std::optional<DecodeChoice> ChooseDecode(const RouterRequest& r, int64_t position, bool handoff,
+                                           bool anyone, const Held& held);
+  std::vector<WorkerLoad> LoadsOf(const std::vector<Worker*>& workers);
+  void OnPrefixes(const Worker& from, const mesh::PrefixChanges& message);
   void SendStartDecode(const RouterRequest& r);
   void SendStartPrefill(RouterRequest& r, const mesh::Landing& landing, absl::Time now);
   void SendCancel(LinkId link, const RequestId& id);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "deltamesh/mesh/handoff.pb.h"
@@ -69,6 +70,9 @@ void RouterCore::Impl::OnMessage(LinkId link, const mesh::WorkerMessage& message
         OnOutput(from, output, now);
       }
       return PlaceWaiting(now);
+    case mesh::WorkerMessage::kPrefixes:
+      if (decode || prefill) return OnPrefixes(from, message.prefixes());
+      break;
     case mesh::WorkerMessage::kFailed:
       if (decode || prefill) return OnRequestFailed(from, message.failed(), now);
       break;
@@ -82,6 +86,27 @@ void RouterCore::Impl::OnMessage(LinkId link, const mesh::WorkerMessage& message
       FailedPrecondition("worker \"%s\" sent message kind %d, which its role does not send",
                          from.load.name, static_cast<int>(message.body_case()));
   if (const auto lost = members.Refuse(link, breach)) LoseWorker(*lost, breach, now);
+}
+
+void RouterCore::Impl::OnPrefixes(const Worker& from, const mesh::PrefixChanges& message) {
+  switch (prefixes.OnChanges(from.link, message)) {
+    case PrefixFeed::Heard::kTaken:
+      break;
+    case PrefixFeed::Heard::kResync: {
+      mesh::RouterMessage resync;
+      resync.mutable_resync_prefixes();
+      actions.push_back(SendToWorker{from.link, std::move(resync)});
+      ++counters.prefix_resyncs;
+      break;
+    }
+    case PrefixFeed::Heard::kIgnored:
+      ++counters.stale_messages;
+      break;
+    case PrefixFeed::Heard::kMalformed:
+      ++counters.malformed_messages;
+      prefixes.Forget(from.link);
+      break;
+  }
 }
 
 void RouterCore::Impl::OnRegister(LinkId link, const mesh::Register& message, absl::Time now) {
@@ -106,7 +131,7 @@ void RouterCore::Impl::OnLanding(const Worker& from, const mesh::LandingGranted&
                 Internal("decode worker \"%s\" granted a landing at %d tokens, %d were asked for",
                          from.load.name, message.landing().position(), r->handoff_tokens));
   }
-  if (r->prefill == 0 && !ChoosePrefill(*r, r->handoff_tokens)) {
+  if (r->prefill == 0 && !ChoosePrefill(*r, r->handoff_tokens, FindHeld(*r))) {
     // The planned worker is gone and no other has room: plan the whole placement anew.
     Requeue(*r, now);
     return PlaceWaiting(now);
@@ -129,6 +154,11 @@ void RouterCore::Impl::OnHandoffResult(const Worker& from, const mesh::HandoffRe
     ++counters.handoffs_ok;
     counters.handoff_bytes += message.bytes();
     counters.handoff_seconds += message.seconds();
+    if (message.bytes() > 0 && message.seconds() > 0 && std::isfinite(message.seconds())) {
+      const double rate = static_cast<double>(message.bytes()) / message.seconds();
+      handoff_bytes_per_second =
+          handoff_bytes_per_second == 0 ? rate : 0.9 * handoff_bytes_per_second + 0.1 * rate;
+    }
     r->phase = RequestPhase::kDecoding;
     r->phase_since = now;
     return;

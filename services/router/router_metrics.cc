@@ -28,7 +28,12 @@ RouterMetrics::RouterMetrics(Metrics* m)
       ready_(m->Gauge("deltamesh_ready", "1 when a new request could be placed.")),
       prefill_(m->Gauge(kWorkers, kWorkersHelp, {{"worker_role", "prefill"}})),
       decode_(m->Gauge(kWorkers, kWorkersHelp, {{"worker_role", "decode"}})),
-      expert_(m->Gauge(kWorkers, kWorkersHelp, {{"worker_role", "expert"}})) {}
+      expert_(m->Gauge(kWorkers, kWorkersHelp, {{"worker_role", "expert"}})),
+      prefix_blocks_(m->Gauge("deltamesh_prefix_index_blocks",
+                              "Blocks in the prefix index, once for each 64 workers.")),
+      prefix_bytes_(m->Gauge("deltamesh_prefix_index_bytes", "Memory of the prefix index.")),
+      prefix_unknown_(m->Gauge("deltamesh_prefix_unknown_workers",
+                               "Workers whose prefixes are not all told yet.")) {}
 
 void RouterMetrics::Accepted(int64_t prompt_tokens) {
   prompt_tokens_.Increment(static_cast<double>(prompt_tokens));
@@ -75,6 +80,9 @@ void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool 
   prefill_.Set(static_cast<double>(g.prefill_workers));
   decode_.Set(static_cast<double>(g.decode_workers));
   expert_.Set(static_cast<double>(g.expert_workers));
+  prefix_blocks_.Set(static_cast<double>(g.prefix_blocks));
+  prefix_bytes_.Set(static_cast<double>(g.prefix_bytes));
+  prefix_unknown_.Set(static_cast<double>(g.prefix_unknown));
   const auto follow = [this](const char* name, const char* help, double value,
                              const MetricLabels& labels = {}) {
     Follow(name, help, labels).Set(value);
@@ -103,6 +111,18 @@ void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool 
   follow("deltamesh_stale_messages_total",
          "Messages of ended requests, old attempts, replaced links.",
          static_cast<double>(c.stale_messages));
+  follow("deltamesh_cached_tokens_total",
+         "Prompt tokens of finished requests that workers restored.",
+         static_cast<double>(c.cached_tokens));
+  const char* placed = "Placements, by who computes the prompt.";
+  follow("deltamesh_placements_total", placed, static_cast<double>(c.placed_prefill),
+         {{"by", "prefill"}});
+  follow("deltamesh_placements_total", placed, static_cast<double>(c.placed_append),
+         {{"by", "append"}});
+  follow("deltamesh_placements_total", placed, static_cast<double>(c.placed_alone),
+         {{"by", "decode"}});
+  follow("deltamesh_prefix_resyncs_total", "Workers that had to tell their prefixes anew.",
+         static_cast<double>(c.prefix_resyncs));
   follow("deltamesh_malformed_messages_total", "Messages against the protocol.",
          static_cast<double>(c.malformed_messages));
   for (const auto& [reason, count] : c.handoff_results) {

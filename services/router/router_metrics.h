@@ -44,6 +44,9 @@ class RouterMetrics {
   prometheus::Gauge& prefill_;
   prometheus::Gauge& decode_;
   prometheus::Gauge& expert_;
+  prometheus::Gauge& prefix_blocks_;
+  prometheus::Gauge& prefix_bytes_;
+  prometheus::Gauge& prefix_unknown_;
 };
 
 }  // namespace deltamesh

@@ -3,6 +3,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/cache/prefix_hash.h"
 #include "services/router/policy.h"
 #include "services/router/router_core_impl.h"
 
@@ -107,37 +108,41 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
   }
   const int64_t block = BlockTokens();
   const int64_t position = (r.prompt_tokens() - 1) / block * block;
+  NamePrefixes(r);
+  const Held held = FindHeld(r);
   bool prefill_capable = false;
-  bool with_prefill = false;
+  std::optional<double> prefill_seconds;
   if (position > 0) {
     for (const Worker* w : members.Alive(mesh::ROLE_PREFILL)) {
       const mesh::Capacity& c = w->registration.capacity();
       prefill_capable |= !w->load.draining && w->load.context_tokens >= position &&
                          static_cast<int64_t>(c.latent_blocks()) * block >= position;
     }
-    with_prefill = prefill_capable && ChoosePrefill(r, position);
-    // One exists that could do it: wait for it rather than load the decode workers with prompts.
-    if (prefill_capable && !with_prefill) return Placed::kNoRoom;
+    if (prefill_capable) prefill_seconds = ChoosePrefill(r, position, held);
   }
-  std::vector<Worker*> decode = members.Alive(mesh::ROLE_DECODE);
-  std::vector<WorkerLoad> loads;
-  for (const Worker* w : decode) loads.push_back(w->load);
-  const RequestShape shape = {
-      .request_id = r.spec.request_id,
-      .compute_tokens = with_prefill ? r.prompt_tokens() - position : r.prompt_tokens(),
-      .blocks = CeilDiv(reach, block),
-      .context_tokens = reach};
-  const std::optional<size_t> chosen = ChooseWorker(loads, shape);
-  if (!chosen) {
+  std::optional<DecodeChoice> chosen;
+  if (prefill_seconds) chosen = ChooseDecode(r, position, /*handoff=*/true, /*anyone=*/true, held);
+  // A decode worker that has the session may compute what is new sooner than it could be brought there.
+  const std::optional<DecodeChoice> alone =
+      ChooseDecode(r, position, /*handoff=*/false, /*anyone=*/!prefill_capable, held);
+  const bool with_prefill =
+      chosen && (!alone || *prefill_seconds + chosen->seconds < alone->seconds);
+  if (!with_prefill) {
     ReleasePrefill(r);
-    return Placed::kNoRoom;
+    // Without one that holds the prompt: wait for a prefill worker rather than load others with it.
+    if (!alone) return Placed::kNoRoom;
+    chosen = alone;
   }
   waiting.pop_front();
-  r.decode = decode[*chosen]->link;
-  r.decode_name = decode[*chosen]->load.name;
-  r.decode_blocks = shape.blocks;
-  r.decode_tokens = shape.compute_tokens;
+  r.decode = chosen->worker->link;
+  r.decode_name = chosen->worker->load.name;
+  r.decode_blocks = chosen->shape.blocks;
+  r.decode_tokens = chosen->shape.compute_tokens;
   members.Charge(r.decode, 1, r.decode_blocks, r.decode_tokens);
+  const bool append = chosen->shape.compute_tokens < r.prompt_tokens();
+  ++(with_prefill ? counters.placed_prefill
+     : append     ? counters.placed_append
+                  : counters.placed_alone);
   r.handoff_tokens = with_prefill ? position : 0;
   r.phase = with_prefill ? RequestPhase::kLanding : RequestPhase::kDecoding;
   r.phase_since = now;
@@ -148,35 +153,108 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
                              {"decode", r.decode_name},
                              {"prefill", r.prefill != 0 ? r.prefill_name : "none"},
                              {"attempt", r.attempt},
-                             {"prompt_tokens", r.prompt_tokens()}});
+                             {"prompt_tokens", r.prompt_tokens()},
+                             {"to_compute", (with_prefill ? r.prefill_tokens : 0) + r.decode_tokens},
+                             {"estimated_seconds", with_prefill ? *prefill_seconds + chosen->seconds
+                                                                : chosen->seconds}});
   return Placed::kYes;
 }
 
-bool RouterCore::Impl::ChoosePrefill(RouterRequest& r, int64_t position) {
+void RouterCore::Impl::NamePrefixes(RouterRequest& r) const {
+  if (prefixes.empty() || r.spec.cache.off() || !r.keys.empty()) return;
+  const auto identity = members.identity();
+  if (!identity) return;
+  PrefixChain chain(PrefixModel(identity->digest(), identity->state_layout()), r.spec.cache.salt());
+  chain.Append(std::span(r.spec.prompt).first(r.spec.prompt.size() - 1));
+  for (const PrefixKey& key : chain.keys()) r.keys.push_back(key.index());
+}
+
+RouterCore::Impl::Held RouterCore::Impl::FindHeld(const RouterRequest& r) const {
+  return r.keys.empty() ? Held() : prefixes.Find(r.keys);
+}
+
+// With rates where they are not known yet: those of the others.
+std::vector<WorkerLoad> RouterCore::Impl::LoadsOf(const std::vector<Worker*>& workers) {
+  double sum = 0;
+  int64_t known = 0;
+  for (const mesh::Role role : {mesh::ROLE_PREFILL, mesh::ROLE_DECODE}) {
+    for (const Worker* w : members.Alive(role)) {
+      sum += w->load.prompt_tokens_per_second;
+      known += w->load.prompt_tokens_per_second > 0;
+    }
+  }
+  std::vector<WorkerLoad> loads;
+  for (const Worker* w : workers) {
+    loads.push_back(w->load);
+    double& rate = loads.back().prompt_tokens_per_second;
+    if (rate == 0 && known > 0) rate = sum / static_cast<double>(known);
+  }
+  return loads;
+}
+
+std::optional<double> RouterCore::Impl::ChoosePrefill(RouterRequest& r, int64_t position,
+                                                      const Held& held) {
+  const int64_t block = BlockTokens();
   const RequestShape shape = {.request_id = r.spec.request_id,
                               .compute_tokens = position,
-                              .blocks = position / BlockTokens(),
+                              .blocks = position / block,
                               .context_tokens = position};
-  std::vector<Worker*> workers = members.Alive(mesh::ROLE_PREFILL);
   // The worker that failed last is taken only when no other has room.
   for (const bool avoid : {true, false}) {
     std::vector<Worker*> candidates;
-    std::vector<WorkerLoad> loads;
-    for (Worker* w : workers) {
+    std::vector<Holding> holdings;
+    for (Worker* w : members.Alive(mesh::ROLE_PREFILL)) {
       if (avoid && w->load.name == r.avoid_prefill) continue;
       candidates.push_back(w);
-      loads.push_back(w->load);
+      const auto found = held.find(w->link);
+      const int64_t cached = found == held.end() ? 0 : found->second.snapshot * block;
+      holdings.push_back({.cached_tokens = std::min(cached, position)});
     }
-    const std::optional<size_t> chosen = ChooseWorker(loads, shape);
+    const std::optional<WorkerChoice> chosen = ChooseWorker(LoadsOf(candidates), shape, holdings);
     if (!chosen) continue;
-    r.prefill = candidates[*chosen]->link;
-    r.prefill_name = candidates[*chosen]->load.name;
+    r.prefill = candidates[chosen->index]->link;
+    r.prefill_name = candidates[chosen->index]->load.name;
     r.prefill_blocks = shape.blocks;
-    r.prefill_tokens = position;
+    r.prefill_tokens = position - holdings[chosen->index].cached_tokens;
     members.Charge(r.prefill, 1, r.prefill_blocks, r.prefill_tokens);
-    return true;
+    return chosen->seconds;
   }
-  return false;
+  return std::nullopt;
+}
+
+std::optional<RouterCore::Impl::DecodeChoice> RouterCore::Impl::ChooseDecode(
+    const RouterRequest& r, int64_t position, bool handoff, bool anyone, const Held& held) {
+  const int64_t block = BlockTokens(), reach = r.prompt_tokens() + r.spec.max_tokens;
+  DecodeChoice out;
+  out.shape = {.request_id = r.spec.request_id,
+               .compute_tokens = handoff ? r.prompt_tokens() - position : r.prompt_tokens(),
+               .blocks = CeilDiv(reach, block),
+               .context_tokens = reach};
+  std::vector<Worker*> candidates;
+  std::vector<Holding> holdings;
+  for (Worker* w : members.Alive(mesh::ROLE_DECODE)) {
+    const auto found = held.find(w->link);
+    const IndexMatch match = found == held.end() ? IndexMatch() : found->second;
+    if (!anyone && match.snapshot == 0) continue;
+    Holding holding;
+    if (handoff) {
+      const mesh::Capacity& c = w->registration.capacity();
+      const double bytes = static_cast<double>(c.slab_bytes()) +
+                           static_cast<double>(position / block - match.latents) *
+                               static_cast<double>(c.block_bytes());
+      if (handoff_bytes_per_second > 0) holding.transfer_seconds = bytes / handoff_bytes_per_second;
+    } else {
+      holding.cached_tokens = match.snapshot * block;
+    }
+    candidates.push_back(w);
+    holdings.push_back(holding);
+  }
+  const std::optional<WorkerChoice> chosen = ChooseWorker(LoadsOf(candidates), out.shape, holdings);
+  if (!chosen) return std::nullopt;
+  out.worker = candidates[chosen->index];
+  out.shape.compute_tokens -= holdings[chosen->index].cached_tokens;
+  out.seconds = chosen->seconds;
+  return out;
 }
 
 void RouterCore::Impl::SendStartDecode(const RouterRequest& r) {

@@ -113,6 +113,9 @@ mesh::Register AttentionWorker::MakeRegister(mesh::Role role) const {
   out.mutable_capacity()->set_context_tokens(
       static_cast<uint64_t>(flags_.engine.context_tokens_max));
   out.mutable_capacity()->set_step_tokens(static_cast<uint64_t>(flags_.engine.step_tokens_max));
+  const StateLayout& layout = model_->state_layout();
+  out.mutable_capacity()->set_slab_bytes(static_cast<uint64_t>(layout.snapshot_bytes()));
+  out.mutable_capacity()->set_block_bytes(static_cast<uint64_t>(layout.block_bytes()));
   out.set_transport_address(transport_address_);
   out.set_transport_kind(transport_kind_);
   return out;

@@ -5,11 +5,14 @@ namespace deltamesh {
 std::optional<StepReport> EngineSteps::Step(absl::Time now) {
   if (!engine_->HasWork()) {
     rate_.Idle();
+    prompt_rate_.Idle();
     return std::nullopt;
   }
   rate_.StepBegins(now);
+  prompt_rate_.StepBegins(now);
   StepReport report = engine_->Step();
   rate_.StepEnded(report.tokens);
+  prompt_rate_.StepEnded(report.prompt_tokens * 2 > report.tokens ? report.tokens : 0);
   ++steps_;
   prompt_tokens_ += static_cast<uint64_t>(report.prompt_tokens);
   return report;
@@ -23,6 +26,7 @@ mesh::Heartbeat EngineSteps::Load(bool draining) const {
   load.set_waiting(static_cast<uint64_t>(engine_->waiting()));
   load.set_waiting_tokens(static_cast<uint64_t>(engine_->waiting_tokens()));
   load.set_tokens_per_second(rate_.value());
+  load.set_prompt_tokens_per_second(prompt_rate_.value());
   load.set_draining(draining);
   return load;
 }

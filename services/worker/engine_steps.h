@@ -31,7 +31,7 @@ class EngineSteps {
 
  private:
   Engine* const engine_;
-  TokenRate rate_;
+  TokenRate rate_, prompt_rate_;
   uint64_t steps_ = 0, prompt_tokens_ = 0;
 };
 

@@ -7,12 +7,8 @@
 
 namespace deltamesh {
 
-std::string PrefixModel(const mesh::ModelIdentity& model) {
-  return absl::StrFormat("%s/%d", model.digest(), model.state_layout());
-}
-
 PrefixKeeper::PrefixKeeper(PrefixCache* cache, const mesh::ModelIdentity& model)
-    : cache_(cache), model_(PrefixModel(model)) {}
+    : cache_(cache), model_(PrefixModel(model.digest(), model.state_layout())) {}
 
 void PrefixKeeper::Open(const mesh::CacheHints& hints, std::span<const TokenId> tokens,
                         int64_t reach, KeptPrompt* prompt) const {
@@ -79,6 +75,12 @@ void PrefixKeeper::KeepAnswer(KeptPrompt* prompt, absl::Time now) {
                              .kind = SnapshotKind::kAnswerEnd,
                              .session = prompt->session};
   cache_->Publish(prompt->chain->keys(), *std::exchange(prompt->answer, std::nullopt), spec, now);
+}
+
+void PrefixKeeper::AddReclaimable(mesh::Heartbeat* load) const {
+  if (cache_ == nullptr) return;
+  load->set_latent_blocks_free(load->latent_blocks_free() +
+                               static_cast<uint64_t>(cache_->ReclaimableBlocks()));
 }
 
 void PrefixKeeper::AddMetrics(MetricList& list) const {

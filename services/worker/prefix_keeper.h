@@ -20,9 +20,6 @@
 
 namespace deltamesh {
 
-// By which workers and routers name prefixes: the model's digest and the version of its state.
-std::string PrefixModel(const mesh::ModelIdentity& model);
-
 // One request's part. Must stay in place while its sequence runs.
 struct KeptPrompt {
   std::optional<PrefixChain>
@@ -65,6 +62,8 @@ class PrefixKeeper {
   // The time for what happens within the engine's next step.
   void SetTime(absl::Time now) { now_ = now; }
 
+  // Blocks that the cache would give up count as free.
+  void AddReclaimable(mesh::Heartbeat* load) const;
   void AddMetrics(MetricList& list) const;
 
  private:

@@ -27,14 +27,21 @@ def prompt(length, seed):
 
 class MeshTestCase(unittest.TestCase):
     prefill, decode, experts = 1, 1, 2
+    cache_mib = 0
 
     @classmethod
     def setUpClass(cls):
-        cls.mesh = Mesh(MODEL, cls.prefill, cls.decode, cls.experts, WORKER_FLAGS)
+        cls.mesh = Mesh(MODEL, cls.prefill, cls.decode, cls.experts, WORKER_FLAGS,
+                        cache_mib=cls.cache_mib)
 
     @classmethod
     def tearDownClass(cls):
         cls.mesh.close()
+
+    def compare(self, answer, plain):
+        self.assertEqual(answer.tokens, plain["tokens"])
+        self.assertEqual(answer.logprobs, plain["logprobs"])
+        self.assertEqual(answer.finish.usage.completion_tokens, len(plain["tokens"]))
 
     def assert_unavailable(self, call):
         """Ends with UNAVAILABLE within a few seconds."""
@@ -45,6 +52,37 @@ class MeshTestCase(unittest.TestCase):
                          raised.exception.details())
         self.assertLess(time.monotonic() - begin, 8)
         return raised.exception.details()
+
+
+class CacheTest(MeshTestCase):
+    """With prefix caches answers keep their bits, and the usage tells what was not computed."""
+    prefill, decode, experts = 2, 2, 2
+    cache_mib = 64
+
+    def test_repeated_and_continued_prompts(self):
+        shared = prompt(300, 1)
+        cases = [dict(tokens=shared + prompt(n, n), max_tokens=70, logprobs=2) for n in (1, 20, 64, 150)]
+        cases += [dict(case) for case in cases]
+        expected = plain_answers(MODEL, cases)
+        told = []
+        for case, plain in zip(cases, expected):
+            answer = self.mesh.generate(**case)
+            self.compare(answer, plain)
+            told.append(answer.finish.usage.cached_tokens)
+            time.sleep(0.3)   # what was kept is told to the router
+        self.assertEqual(told[0], 0)
+        for case, cached in zip(cases[4:], told[4:]):
+            self.assertEqual(cached, (len(case["tokens"]) - 1) // 64 * 64)
+
+        turn = dict(cases[0], tokens=cases[0]["tokens"] + expected[0]["tokens"] + prompt(30, 9))
+        answer = self.mesh.generate(**turn)
+        self.compare(answer, plain_answers(MODEL, [turn])[0])
+        self.assertEqual(answer.finish.usage.cached_tokens, (len(cases[0]["tokens"]) + 69) // 64 * 64)
+        router = self.mesh["router"].metrics()
+        self.assertGreater(router.sum("deltamesh_placements_total", by="append"), 0)
+        self.assertEqual(router.sum("deltamesh_cached_tokens_total"),
+                         sum(told) + answer.finish.usage.cached_tokens)
+        self.assertEqual(router.sum("deltamesh_prefix_unknown_workers"), 0)
 
 
 class AnswersTest(MeshTestCase):
@@ -113,11 +151,6 @@ class AnswersTest(MeshTestCase):
         gone = run("--router=127.0.0.1:1")
         self.assertEqual(gone.returncode, 1)
         self.assertIn("--router: 127.0.0.1:1 does not answer", gone.stderr)
-
-    def compare(self, answer, plain):
-        self.assertEqual(answer.tokens, plain["tokens"])
-        self.assertEqual(answer.logprobs, plain["logprobs"])
-        self.assertEqual(answer.finish.usage.completion_tokens, len(plain["tokens"]))
 
     def test_every_port_has_health_and_reflection_and_metrics(self):
         reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"

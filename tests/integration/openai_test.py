@@ -33,7 +33,8 @@ class OpenAiTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.mesh = Mesh(os.path.join(GOLDEN, MODEL),
-                        worker_flags=["--slabs=8", "--latent-blocks=128", "--context-tokens=1024"])
+                        worker_flags=["--slabs=8", "--latent-blocks=128", "--context-tokens=1024"],
+                        cache_mib=64)
 
     @classmethod
     def tearDownClass(cls):

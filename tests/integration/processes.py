@@ -148,12 +148,13 @@ class Answer:
 
 class Mesh:
     def __init__(self, model, prefill=1, decode=1, experts=2, worker_flags=(), routers=1,
-                 router_flags=()):
+                 router_flags=(), cache_mib=0):
+        """Without prefix caches unless told: then every request is computed, and pools empty out."""
         self.folder = tempfile.mkdtemp(prefix="deltamesh-test-")
         self.model = model
         self.processes = {}
         self.channel = None
-        self.worker_flags = list(worker_flags)
+        self.worker_flags = [*worker_flags, f"--cache-mib={cache_mib}"]
         try:
             self.routers = []
             for i in range(routers):

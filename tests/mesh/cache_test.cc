@@ -52,38 +52,61 @@ TEST_P(MeshCacheTest, TheSamePromptAgainComputesAtMostABlock) {
   EXPECT_EQ(mesh.router().counters().handoffs_refused, 0u);
 }
 
-// Decode has the latents of the first hand-off: the second one moves only what is new, and the slab.
+// Decode has latents of the first hand-off but no snapshot that serves: the second one moves what is new, and
+// the slab.
 TEST_P(MeshCacheTest, OnlyMissingBlocksMove) {
   TestMesh mesh(Options());
   mesh.Start();
-  ClientRequest request = MakeRequest("one", 320, 5, 2);
+  ClientRequest request = MakeRequest("one", 330, 5, 2);
   Ask(mesh, request);
   const uint64_t first = mesh.router().counters().handoff_bytes;
   request.request_id = "two";
-  Ask(mesh, request);
+  for (size_t i = 260; i < 330; ++i) request.prompt[i] ^= 1;
+  EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 0);
   const uint64_t second = mesh.router().counters().handoff_bytes - first;
   const StateLayout layout = SharedModel(Golden(GetParam()), {}, false).state_layout();
   EXPECT_EQ(first - second, static_cast<uint64_t>(4 * layout.block_bytes()));
 }
 
+// The decode worker that holds the end of the last answer computes the next turn itself.
 TEST_P(MeshCacheTest, TurnsOfASessionComputeOnlyWhatIsNew) {
   TestMesh mesh(Options());
   mesh.Start();
-  ClientRequest request = MakeRequest("turn-0", 100, 8, 4);
+  ClientRequest request = MakeRequest("turn-0", 100, 30, 4);
   request.cache.set_session(17);
+  int64_t computed = 0;  // positions of the turn before
   for (int turn = 1; turn <= 5; ++turn) {
     const Answer answer = Ask(mesh, request);
+    EXPECT_EQ(answer.usage.cached_tokens, computed / 64 * 64) << turn;
+    computed = static_cast<int64_t>(request.prompt.size() + answer.tokens.size()) - 1;
     request.request_id = absl::StrFormat("turn-%d", turn);
-    const int64_t before = static_cast<int64_t>(request.prompt.size());
     request.prompt.insert(request.prompt.end(), answer.tokens.begin(), answer.tokens.end());
     const std::vector<TokenId> more =
         MakeRequest("", 40 + turn, 1, 100 + static_cast<uint64_t>(turn)).prompt;
     request.prompt.insert(request.prompt.end(), more.begin(), more.end());
-    EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, (before - 1) / 64 * 64) << turn;
-    request.request_id += "-next";
   }
-  EXPECT_LE(mesh.cache("prefill-0").tree().stats().snapshots, 2);
+  EXPECT_EQ(mesh.router().counters().handoffs_ok, 1u);
+  EXPECT_LE(mesh.cache("decode-0").tree().stats().snapshots, 3);
   EXPECT_TRUE(mesh.RunUntil([&] { return mesh.AtBaseline(); }, absl::Seconds(1)));
+}
+
+// Prompts go where their beginning is, whatever a hash would say.
+TEST_P(MeshCacheTest, TheWorkerThatHoldsAPrefixIsChosen) {
+  TestMeshOptions options = Options();
+  options.prefill = 3;
+  options.decode = 3;
+  TestMesh mesh(options);
+  mesh.Start();
+  for (uint64_t i = 0; i < 6; ++i) {
+    ClientRequest request = MakeRequest(absl::StrFormat("a%d", i), 260, 4, 2 * i);
+    EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 0);
+    mesh.RunFor(absl::Milliseconds(300));  // what was kept is told
+    for (int again = 0; again < 3; ++again) {
+      request.request_id = absl::StrFormat("b%d-%d", i, again);
+      EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 256);
+    }
+  }
+  EXPECT_EQ(mesh.router().counters().handoffs_ok, 6u);
 }
 
 TEST_P(MeshCacheTest, OtherTenantsAndRequestsWithoutCacheFindNothing) {
@@ -109,9 +132,12 @@ TEST_P(MeshCacheTest, ARestartedWorkerHasForgottenAndAnswersAlike) {
   mesh.Start();
   ClientRequest request = MakeRequest("a", 200, 4, 8);
   Ask(mesh, request);
-  mesh.Kill("prefill-0");
-  mesh.Restart("prefill-0");
+  for (const char* worker : {"prefill-0", "decode-0"}) {
+    mesh.Kill(worker);
+    mesh.Restart(worker);
+  }
   mesh.Start();
+  mesh.RunFor(absl::Seconds(1));
   request.request_id = "b";
   EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 0);
   request.request_id = "c";

@@ -205,6 +205,8 @@ void TestMesh::MakeAttention(Worker& w) {
   capacity.set_latent_blocks(static_cast<uint64_t>(options_.engine.latent_blocks));
   capacity.set_context_tokens(static_cast<uint64_t>(options_.engine.context_tokens_max));
   capacity.set_step_tokens(static_cast<uint64_t>(options_.engine.step_tokens_max));
+  capacity.set_slab_bytes(static_cast<uint64_t>(w.model->state_layout().snapshot_bytes()));
+  capacity.set_block_bytes(static_cast<uint64_t>(w.model->state_layout().block_bytes()));
   registration.set_transport_address(w.transport->address());
   registration.set_transport_kind(w.transport->kind());
 

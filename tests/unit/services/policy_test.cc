@@ -15,6 +15,33 @@ RequestShape Shape(std::string_view id) {
   return {.request_id = id, .compute_tokens = 100, .blocks = 2, .context_tokens = 128};
 }
 
+std::optional<size_t> Choose(std::span<const WorkerLoad> workers, const RequestShape& request,
+                             std::span<const Holding> holdings = {}) {
+  const std::optional<WorkerChoice> chosen = ChooseWorker(workers, request, holdings);
+  return chosen ? std::optional(chosen->index) : std::nullopt;
+}
+
+TEST(PolicyTest, WhatAWorkerHoldsAndWhatMustMoveCount) {
+  std::vector<WorkerLoad> w = {Load("a"), Load("b"), Load("c")};
+  for (WorkerLoad& load : w) load.prompt_tokens_per_second = 10;
+  EXPECT_EQ(Choose(w, Shape("x"), std::vector<Holding>{{}, {64}, {}}), 1u);
+  // 64 tokens are 6.4 s of this rate.
+  w[1].waiting_tokens = 63;
+  EXPECT_EQ(Choose(w, Shape("x"), std::vector<Holding>{{}, {64}, {}}), 1u);
+  EXPECT_NE(Choose(w, Shape("x"), std::vector<Holding>{{}, {64, 0.2}, {}}), 1u);
+  const auto chosen = ChooseWorker(w, Shape("x"), std::vector<Holding>{{0, 9}, {64, 9}, {32, 1}});
+  EXPECT_EQ(chosen->index, 2u);
+  EXPECT_DOUBLE_EQ(chosen->seconds, 6.8 + 1);
+}
+
+TEST(PolicyTest, PromptsAreEstimatedByTheRateOfPrompts) {
+  std::vector<WorkerLoad> w = {Load("a"), Load("b")};
+  w[0].tokens_per_second = 5;
+  w[0].prompt_tokens_per_second = 50;
+  w[1].tokens_per_second = 20;
+  EXPECT_EQ(Choose(w, Shape("x")), 0u);
+}
+
 TEST(PolicyTest, SkipsWorkersWithoutRoom) {
   std::vector<WorkerLoad> w = {Load("a"), Load("b"), Load("c"), Load("d"), Load("e")};
   w[0].slabs_free = 0;
@@ -22,50 +49,49 @@ TEST(PolicyTest, SkipsWorkersWithoutRoom) {
   w[2].context_tokens = 127;
   w[3].draining = true;
   w[4].waiting_tokens = 1000000;
-  EXPECT_EQ(ChooseWorker(w, Shape("x")), 4u);
+  EXPECT_EQ(Choose(w, Shape("x")), 4u);
   w[4].draining = true;
-  EXPECT_EQ(ChooseWorker(w, Shape("x")), std::nullopt);
-  EXPECT_EQ(ChooseWorker({}, Shape("x")), std::nullopt);
+  EXPECT_EQ(Choose(w, Shape("x")), std::nullopt);
+  EXPECT_EQ(Choose({}, Shape("x")), std::nullopt);
 }
 
 TEST(PolicyTest, TakesTheLeastWorkInSeconds) {
   std::vector<WorkerLoad> w = {Load("a"), Load("b")};
   w[0].waiting_tokens = 100;
-  EXPECT_EQ(ChooseWorker(w, Shape("x")), 1u);
+  EXPECT_EQ(Choose(w, Shape("x")), 1u);
   // Twice the queue, but four times as fast.
   w[0].waiting_tokens = 1000;
   w[1].waiting_tokens = 500;
   w[0].tokens_per_second = 400;
   w[1].tokens_per_second = 100;
-  EXPECT_EQ(ChooseWorker(w, Shape("x")), 0u);
+  EXPECT_EQ(Choose(w, Shape("x")), 0u);
   // An unknown rate counts as the mean of the known ones: not shunned.
   w[1].tokens_per_second = 0;
-  EXPECT_EQ(ChooseWorker(w, Shape("x")), 1u);
+  EXPECT_EQ(Choose(w, Shape("x")), 1u);
 }
 
 TEST(PolicyTest, EstimateByHand) {
   WorkerLoad w = Load("a");
   w.waiting_tokens = 50;
   w.resident = 10;
-  EXPECT_DOUBLE_EQ(EstimateCost(w, Shape("x"), 16), (50 + 10 + 100) / 16.0);
+  EXPECT_DOUBLE_EQ(EstimateCost(w, Shape("x"), {}, 16), (50 + 10 + 100) / 16.0);
   w.tokens_per_second = 32;
-  EXPECT_DOUBLE_EQ(EstimateCost(w, Shape("x"), 16), (50 + 10 + 100) / 32.0);
+  EXPECT_DOUBLE_EQ(EstimateCost(w, Shape("x"), {}, 16), (50 + 10 + 100) / 32.0);
 }
 
 TEST(PolicyTest, TiesGoToMoreRoomThenSpreadByAStableHash) {
   std::vector<WorkerLoad> w = {Load("a"), Load("b"), Load("c")};
   w[2].slabs_free = 5;
-  EXPECT_EQ(ChooseWorker(w, Shape("x")), 2u);
+  EXPECT_EQ(Choose(w, Shape("x")), 2u);
   w[2].slabs_free = 4;
   std::map<size_t, int> counts;
-  for (int i = 0; i < 300; ++i) ++counts[*ChooseWorker(w, Shape("request-" + std::to_string(i)))];
+  for (int i = 0; i < 300; ++i) ++counts[*Choose(w, Shape("request-" + std::to_string(i)))];
   for (size_t i = 0; i < 3; ++i) EXPECT_GT(counts[i], 60) << i;
   // The order in which workers are listed must not matter.
   std::vector<WorkerLoad> reversed(w.rbegin(), w.rend());
   for (int i = 0; i < 50; ++i) {
     const std::string id = "request-" + std::to_string(i);
-    EXPECT_EQ(w[*ChooseWorker(w, Shape(id))].name,
-              reversed[*ChooseWorker(reversed, Shape(id))].name);
+    EXPECT_EQ(w[*Choose(w, Shape(id))].name, reversed[*Choose(reversed, Shape(id))].name);
   }
 }
 
