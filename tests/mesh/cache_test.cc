@@ -64,7 +64,7 @@ TEST_P(MeshCacheTest, OnlyMissingBlocksMove) {
   for (size_t i = 260; i < 330; ++i) request.prompt[i] ^= 1;
   EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 0);
   const uint64_t second = mesh.router().counters().handoff_bytes - first;
-  const StateLayout layout = SharedModel(Golden(GetParam()), {}, false).state_layout();
+  const StateLayout layout = SharedModel(Golden(GetParam()), {}).state_layout();
   EXPECT_EQ(first - second, static_cast<uint64_t>(4 * layout.block_bytes()));
 }
 

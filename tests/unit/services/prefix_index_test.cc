@@ -115,7 +115,7 @@ TEST(PrefixIndex, EqualsABruteForceTwin) {
   }
   PrefixIndex index;
   std::map<WorkerSlot, Facts> twin;
-  for (int step = 0; step < 6000; ++step) {
+  for (int step = 0; step < 3000; ++step) {
     if (twin.size() < 100 && below(20) == 0) twin[index.AddWorker()];
     if (twin.empty()) continue;
     auto worker = std::next(twin.begin(), static_cast<ptrdiff_t>(below(twin.size())));
