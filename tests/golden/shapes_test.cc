@@ -150,6 +150,20 @@ TEST_P(Shapes, With8BitWeightsAgreesWithItself) {
   ExpectExactness(runner, shape.lengths, static_cast<uint32_t>(shape.seed));
 }
 
+// The mode is refused where no matrix could use it, and only there.
+TEST_P(Shapes, With8BitActivationsAgreesWithItselfOrIsRefused) {
+  const Shape& shape = GetParam();
+  LoadOptions options;
+  options.weights = WeightWidth::k8bit;
+  options.activations = Activations::kInt8;
+  if (const absl::Status status = Model::Load(folder_, options).status(); !status.ok()) {
+    EXPECT_NE(status.message().find("activations"), absl::string_view::npos) << status;
+    return;
+  }
+  ModelRunner runner(folder_, 2, options);
+  ExpectExactness(runner, shape.lengths, static_cast<uint32_t>(shape.seed));
+}
+
 INSTANTIATE_TEST_SUITE_P(Tiny, Shapes, testing::ValuesIn(kShapes),
                          [](const auto& info) { return std::string(info.param.name); });
 
