@@ -8,6 +8,8 @@
 namespace deltamesh {
 namespace {
 
+static_assert(kPrefixBlockTokens == kBlockTokens);
+
 constexpr int64_t kSnapshotsMax = int64_t{1} << 20;
 constexpr int64_t kLeastSnapshotBytes = 4096;  // a model may have no recurrent layer
 

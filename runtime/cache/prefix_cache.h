@@ -17,9 +17,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "runtime/cache/prefix_tree.h"
+#include "runtime/prefix/prefix_tree.h"
 #include "runtime/cache/sequence_state.h"
-#include "runtime/cache/snapshot_plan.h"
+#include "runtime/prefix/snapshot_plan.h"
 
 namespace deltamesh {
 

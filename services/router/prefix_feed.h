@@ -1,5 +1,5 @@
-// Keeps the prefix index in step with what workers tell. A message that is out of order makes the worker unknown
-// until it has begun anew; the others are not touched.
+// Keeps the prefix index in step with what workers tell. A message that is out of order makes the worker
+// unknown until it has begun anew; the others are not touched.
 //
 // Not thread-safe: part of the router's core.
 #pragma once

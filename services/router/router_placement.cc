@@ -3,7 +3,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
-#include "runtime/cache/prefix_hash.h"
+#include "runtime/prefix/prefix_hash.h"
 #include "services/router/policy.h"
 #include "services/router/router_core_impl.h"
 

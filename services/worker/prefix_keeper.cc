@@ -104,6 +104,9 @@ void PrefixKeeper::AddMetrics(MetricList& list) const {
   list.Gauge("prefix_bytes", "Bytes of the prefix cache: snapshots and latents it holds.",
              tree.bytes());
   list.Gauge("prefix_snapshots", "Snapshots held.", tree.stats().snapshots);
+  list.Gauge("pool_reclaimable_slots",
+             "Slots that only the prefix cache holds; it gives them up when asked.",
+             cache_->ReclaimableBlocks(), {{"pool", "latent_block"}});
 }
 
 }  // namespace deltamesh

@@ -14,7 +14,7 @@
 #include "absl/time/time.h"
 #include "deltamesh/mesh/mesh.pb.h"
 #include "runtime/cache/prefix_cache.h"
-#include "runtime/cache/prefix_hash.h"
+#include "runtime/prefix/prefix_hash.h"
 #include "runtime/engine/engine.h"
 #include "services/worker/metric_list.h"
 

@@ -216,13 +216,14 @@ class Mesh:
         return collect(self.stub.Generate(self.request(**request), timeout=timeout), on_delta)
 
     def idle(self):
-        """No worker holds a slab, a block or a request."""
+        """No worker holds a slab, a block or a request; what a prefix cache would give up does not count."""
         for name, process in self.processes.items():
             if process.child.poll() is not None or name.split("-")[0] not in ("prefill", "decode"):
                 continue
             m = process.metrics()
             if m.sum("deltamesh_requests") or \
-                    m.sum("deltamesh_pool_slots") != m.sum("deltamesh_pool_free_slots"):
+                    m.sum("deltamesh_pool_slots") != m.sum("deltamesh_pool_free_slots") + \
+                    m.sum("deltamesh_pool_reclaimable_slots"):
                 return False
         return True
 

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "runtime/cache/prefix_hash.h"
+#include "runtime/prefix/prefix_hash.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace deltamesh {

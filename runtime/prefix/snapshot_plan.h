@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/cache/prefix_tree.h"
+#include "runtime/prefix/prefix_tree.h"
 
 namespace deltamesh {
 

@@ -1,9 +1,7 @@
-#include "runtime/cache/snapshot_plan.h"
+#include "runtime/prefix/snapshot_plan.h"
 
 #include <algorithm>
 #include <map>
-
-#include "runtime/cache/state_layout.h"
 
 namespace deltamesh {
 
@@ -19,7 +17,8 @@ std::vector<CutPoint> PlanCuts(const PrefixTree& tree, std::span<const PrefixKey
   };
 
   add(end, SnapshotKind::kPromptTail);
-  for (const int64_t tokens : breakpoints) add(tokens / kBlockTokens, SnapshotKind::kBreakpoint);
+  for (const int64_t tokens : breakpoints)
+    add(tokens / kPrefixBlockTokens, SnapshotKind::kBreakpoint);
   if (match.latents < end && match.latents - match.snapshot >= options.junction_blocks_min &&
       tree.HasChildren(path[static_cast<size_t>(match.latents - 1)])) {
     add(match.latents, SnapshotKind::kJunction);

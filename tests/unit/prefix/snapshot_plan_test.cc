@@ -1,9 +1,9 @@
-#include "runtime/cache/snapshot_plan.h"
+#include "runtime/prefix/snapshot_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "runtime/cache/prefix_hash.h"
+#include "runtime/prefix/prefix_hash.h"
 
 namespace deltamesh {
 namespace {

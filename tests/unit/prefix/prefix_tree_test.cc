@@ -1,4 +1,4 @@
-#include "runtime/cache/prefix_tree.h"
+#include "runtime/prefix/prefix_tree.h"
 
 #include <gtest/gtest.h>
 

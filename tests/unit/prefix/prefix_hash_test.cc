@@ -1,5 +1,5 @@
 // The keys below were made with Python's hashlib from the definition in the header.
-#include "runtime/cache/prefix_hash.h"
+#include "runtime/prefix/prefix_hash.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "runtime/cache/prefix_hash.h"
+#include "runtime/prefix/prefix_hash.h"
 
 #include <openssl/evp.h>
 
@@ -6,13 +6,12 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/status.h"
-#include "runtime/cache/state_layout.h"
 
 namespace deltamesh {
 namespace {
 
 constexpr size_t kHashBytes = 32;
-constexpr size_t kBlockInput = kHashBytes + 4 * kBlockTokens;
+constexpr size_t kBlockInput = kHashBytes + 4 * kPrefixBlockTokens;
 
 void AddNumber(std::vector<uint8_t>& out, uint64_t value, int bytes) {
   for (int i = 0; i < bytes; ++i) out.push_back(static_cast<uint8_t>(value >> (8 * i)));
@@ -67,7 +66,7 @@ PrefixChain& PrefixChain::operator=(PrefixChain&&) noexcept = default;
 PrefixChain::~PrefixChain() = default;
 
 void PrefixChain::Append(std::span<const TokenId> tokens) {
-  keys_.reserve(keys_.size() + tokens.size() / kBlockTokens + 1);
+  keys_.reserve(keys_.size() + tokens.size() / kPrefixBlockTokens + 1);
   for (const TokenId token : tokens) {
     AddNumber(open_, static_cast<uint32_t>(token), 4);
     if (open_.size() == kBlockInput) Close();

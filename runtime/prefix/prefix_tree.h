@@ -31,7 +31,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/time/time.h"
-#include "runtime/cache/prefix_key.h"
+#include "runtime/prefix/prefix_key.h"
 
 namespace deltamesh {
 

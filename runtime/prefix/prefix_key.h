@@ -9,6 +9,9 @@
 
 namespace deltamesh {
 
+// Tokens of a block, the unit in which prefixes are named.
+inline constexpr int64_t kPrefixBlockTokens = 64;
+
 struct PrefixKey {
   std::array<uint8_t, 16> bytes{};
 

@@ -4,11 +4,10 @@
 //   h(i) = SHA-256( h(i-1) | the 64 tokens of block i-1, each as u32 little-endian )
 //   key of the first i blocks = the first 16 bytes of h(i),  i >= 1
 //
-// with text(x) = its length in bytes as u64 little-endian, then its bytes. `model` is PrefixModel: the digest of
-// what is served (weights, width, tokenizer) and the layout of its state, so another model's state has other
-// names; `salt` is the tenant's,
-// so that no tenant can learn from timing what another one asked: without the salt its names cannot be
-// computed, as they could be with a hash that is only fast.
+// with text(x) = its length in bytes as u64 little-endian, then its bytes. `model` is PrefixModel: the digest
+// of what is served (weights, width, tokenizer) and the layout of its state, so another model's state has
+// other names. `salt` is the tenant's, so that no tenant can learn from timing what another one asked:
+// without the salt its names cannot be computed, as they could be with a hash that is only fast.
 //
 // Examples, model "m", salt "" and tokens 0, 1, 2, ...:
 //   first 64 tokens    b2968e10ef16e3f2887b2528d57a8d9f
@@ -24,7 +23,7 @@
 #include <vector>
 
 #include "runtime/base/ids.h"
-#include "runtime/cache/prefix_key.h"
+#include "runtime/prefix/prefix_key.h"
 
 namespace deltamesh {
 
