@@ -25,7 +25,7 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
   bound("--context-tokens", &f->engine.context_tokens_max,
         "most prompt + answer tokens of a sequence");
   app->add_option("--cache-mib", f->cache_mib,
-                  "MiB of prefix cache: snapshots and the latents they need; 0: none")
+                  "MiB (2^20 bytes) of prefix cache: snapshots and the latents they need; 0: none")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
       ->capture_default_str();
   bound("--requests", &f->requests, "requests admitted at once, in any state");

@@ -84,9 +84,9 @@ void PrefixKeeper::AddReclaimable(mesh::Heartbeat* load) const {
 }
 
 void PrefixKeeper::AddMetrics(MetricList& list) const {
-  if (cache_ == nullptr) return;
-  const PrefixCacheStats& s = cache_->stats();
-  const PrefixTree& tree = cache_->tree();
+  const bool on = cache_ != nullptr;
+  const PrefixCacheStats s = on ? cache_->stats() : PrefixCacheStats();
+  const PrefixTreeStats tree = on ? cache_->tree().stats() : PrefixTreeStats();
   const char* tokens =
       "Tokens of whole blocks of prompts: asked for, with latents here, restored from a snapshot.";
   list.Counter("prefix_tokens_total", tokens, s.tokens_looked_up, {{"kind", "asked"}});
@@ -98,15 +98,14 @@ void PrefixKeeper::AddMetrics(MetricList& list) const {
   const char* snapshots = "Snapshots of the prefix cache, by what happened to them.";
   list.Counter("prefix_snapshots_total", snapshots, s.snapshots_taken, {{"event", "taken"}});
   list.Counter("prefix_snapshots_total", snapshots, s.snapshots_refused, {{"event", "refused"}});
-  list.Counter("prefix_snapshots_total", snapshots, tree.stats().superseded,
-               {{"event", "superseded"}});
-  list.Counter("prefix_snapshots_total", snapshots, tree.stats().evicted, {{"event", "evicted"}});
+  list.Counter("prefix_snapshots_total", snapshots, tree.superseded, {{"event", "superseded"}});
+  list.Counter("prefix_snapshots_total", snapshots, tree.evicted, {{"event", "evicted"}});
   list.Gauge("prefix_bytes", "Bytes of the prefix cache: snapshots and latents it holds.",
-             tree.bytes());
-  list.Gauge("prefix_snapshots", "Snapshots held.", tree.stats().snapshots);
+             on ? cache_->tree().bytes() : 0);
+  list.Gauge("prefix_snapshots", "Snapshots held.", tree.snapshots);
   list.Gauge("pool_reclaimable_slots",
              "Slots that only the prefix cache holds; it gives them up when asked.",
-             cache_->ReclaimableBlocks(), {{"pool", "latent_block"}});
+             on ? cache_->ReclaimableBlocks() : 0, {{"pool", "latent_block"}});
 }
 
 }  // namespace deltamesh
