@@ -20,6 +20,7 @@ struct FixedPool::Impl {
   float* base = nullptr;
   int64_t bytes = 0;
   std::function<bool()> reclaim;
+  std::function<int64_t()> reclaimable;
 
   mutable std::mutex mutex;
   std::vector<int64_t> free_list;  // guarded by mutex
@@ -82,7 +83,15 @@ int64_t FixedPool::TakeIndex() {
   return index;
 }
 
-void FixedPool::SetReclaim(std::function<bool()> reclaim) { impl_->reclaim = std::move(reclaim); }
+void FixedPool::SetReclaim(std::function<bool()> reclaim, std::function<int64_t()> reclaimable) {
+  impl_->reclaim = std::move(reclaim);
+  impl_->reclaimable = std::move(reclaimable);
+}
+
+bool FixedPool::CouldTake(int64_t slots) const {
+  const int64_t free = free_slots();
+  return slots <= free || (impl_->reclaimable != nullptr && slots <= free + impl_->reclaimable());
+}
 
 int64_t FixedPool::slots() const { return impl_->slots; }
 int64_t FixedPool::slot_floats() const { return impl_->slot_floats; }

@@ -50,8 +50,11 @@ class FixedPool : public std::enable_shared_from_this<FixedPool> {
   absl::StatusOr<SlotRef> Take();
 
   // Asked by Take, on its thread and without a lock, when no slot is free: gives up a reference it could do
-  // without. False: it has none left. Asked again until a slot is free. Null: nobody to ask.
-  void SetReclaim(std::function<bool()> reclaim);
+  // without. False: it has none left. Asked again until a slot is free. `reclaimable` says how many slots
+  // would become free if all were given up. Null: nobody to ask.
+  void SetReclaim(std::function<bool()> reclaim, std::function<int64_t()> reclaimable);
+  // Whether so many slots could be taken now, without giving anything up for it. Same thread as Take.
+  bool CouldTake(int64_t slots) const;
 
   int64_t slots() const;
   int64_t free_slots() const;

@@ -46,10 +46,10 @@ PrefixCache::PrefixCache(const PrefixCacheOptions& options, const StatePools& po
       pools_(pools),
       snapshots_(std::move(snapshots)),
       tree_(TreeOptions(options, pools.layout)) {
-  pools_.blocks->SetReclaim([this] { return GiveBack(); });
+  pools_.blocks->SetReclaim([this] { return GiveBack(); }, [this] { return ReclaimableBlocks(); });
 }
 
-PrefixCache::~PrefixCache() { pools_.blocks->SetReclaim(nullptr); }
+PrefixCache::~PrefixCache() { pools_.blocks->SetReclaim(nullptr, nullptr); }
 
 absl::StatusOr<std::unique_ptr<SequenceState>> PrefixCache::Restore(std::span<const PrefixKey> path,
                                                                     absl::Time now) {
@@ -107,6 +107,18 @@ absl::StatusOr<StagedSnapshot> PrefixCache::Stage(const SequenceState& state) {
     std::copy_n(state.slab_layer(layer).s, floats, staged.content.data() + layer * floats);
   }
   staged.latents.assign(state.blocks().begin(), state.blocks().begin() + staged.blocks);
+  return staged;
+}
+
+absl::StatusOr<StagedSnapshot> PrefixCache::StageSpeculative(const SequenceState& state) {
+  const int64_t most = std::max<int64_t>(1, snapshots_->slots() / 4);
+  if (speculative_.use_count() - 1 >= most) {
+    ++stats_.snapshots_refused;
+    return ResourceExhausted("%d snapshots of running answers are held, a quarter of the pool",
+                             most);
+  }
+  ASSIGN_OR_RETURN(StagedSnapshot staged, Stage(state));
+  staged.speculative = speculative_;
   return staged;
 }
 

@@ -17,8 +17,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "runtime/prefix/prefix_tree.h"
 #include "runtime/cache/sequence_state.h"
+#include "runtime/prefix/prefix_tree.h"
 #include "runtime/prefix/snapshot_plan.h"
 
 namespace deltamesh {
@@ -41,8 +41,9 @@ struct PrefixCacheStats {
 // A snapshot that nobody can find yet.
 struct StagedSnapshot {
   int64_t blocks = 0;
-  SlotRef content;               // [kda layer][S | conv]
-  std::vector<SlotRef> latents;  // [blocks]
+  SlotRef content;                         // [kda layer][S | conv]
+  std::vector<SlotRef> latents;            // [blocks]
+  std::shared_ptr<const int> speculative;  // held by those that may never be published
 };
 
 class PrefixCache {
@@ -67,6 +68,8 @@ class PrefixCache {
   // Copies what a snapshot holds of `state`, which stands at a block boundary above 0. RESOURCE_EXHAUSTED
   // when there is no room, whatever is dropped.
   absl::StatusOr<StagedSnapshot> Stage(const SequenceState& state);
+  // The same for one that may never be published: at most a quarter of the room goes to such.
+  absl::StatusOr<StagedSnapshot> StageSpeculative(const SequenceState& state);
   // Makes it findable. spec.blocks is the snapshot's. False when it cannot fit.
   bool Publish(std::span<const PrefixKey> path, StagedSnapshot staged, const SnapshotSpec& spec,
                absl::Time now);
@@ -97,6 +100,7 @@ class PrefixCache {
   PrefixTree tree_;
   absl::flat_hash_map<uint64_t, SlotRef> held_latents_, held_snapshots_;  // by slot
   std::vector<PrefixChange> untold_;
+  const std::shared_ptr<const int> speculative_ = std::make_shared<const int>(0);
   PrefixCacheStats stats_;
 };
 

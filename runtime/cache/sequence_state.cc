@@ -71,6 +71,14 @@ float* SequenceState::block_layer(int64_t block, int64_t mla_index) const {
 absl::Status SequenceState::Reserve(int64_t tokens) {
   const int64_t need = (position_ + tokens + kBlockTokens - 1) / kBlockTokens;
   const size_t before = blocks_.size();
+  const int64_t more = need - static_cast<int64_t>(before);
+  if (more > 0 && !pools_.blocks->CouldTake(more)) {
+    return ResourceExhausted(
+        "latent block pool: %d more blocks are needed and %d of %d are free; retry later, or start "
+        "with a "
+        "larger pool",
+        more, pools_.blocks->free_slots(), pools_.blocks->slots());
+  }
   while (static_cast<int64_t>(blocks_.size()) < need) {
     absl::StatusOr<SlotRef> block = pools_.blocks->Take();
     if (!block.ok()) {

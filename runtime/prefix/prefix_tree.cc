@@ -154,7 +154,6 @@ void PrefixTree::AddSnapshot(Index node, uint64_t id, const SnapshotSpec& spec, 
   Snapshot& s = snapshots_[static_cast<size_t>(index)];
   s.order = Order(s);
   order_.emplace(s.order, index);
-  if (spec.session != 0 && IsTailOrEnd(spec.kind)) sessions_[spec.session].push_back(index);
 }
 
 // Also drops the latents that nothing else needs, leaf first.
@@ -165,10 +164,6 @@ void PrefixTree::DropSnapshot(Index index) {
   changes_.push_back({PrefixChange::kSnapshotDropped, node.key, node.blocks, s.id});
   node.snapshot = kNone;
   order_.erase({s.order, index});
-  if (const auto session = sessions_.find(s.session); session != sessions_.end()) {
-    std::erase(session->second, index);
-    if (session->second.empty()) sessions_.erase(session);
-  }
   s.node = kNone;
   free_snapshots_.push_back(index);
   --stats_.snapshots;
@@ -240,23 +235,16 @@ PrefixTree::Index PrefixTree::SnapshotAbove(Index node) const {
   return kNone;
 }
 
-// Tails and ends of the session that newer ones replace. Where prompts part one stays: it is a junction.
+// Tails and ends of the session that newer ones on the same path replace. Other paths are left alone: agents
+// and users may share a session's name and talk about different things.
 void PrefixTree::Supersede(Index newest) {
-  const Snapshot& s = snapshots_[static_cast<size_t>(newest)];
+  const uint64_t session = snapshots_[static_cast<size_t>(newest)].session;
   std::vector<Index> tails, ends;  // newest first
-  const auto collect = [&](Index index) {
-    const SnapshotKind kind = snapshots_[static_cast<size_t>(index)].kind;
-    if (kind == SnapshotKind::kPromptTail) tails.push_back(index);
-    if (kind == SnapshotKind::kAnswerEnd) ends.push_back(index);
-  };
-  if (s.session != 0) {
-    const auto found = sessions_.find(s.session);
-    if (found == sessions_.end()) return;
-    for (auto i = found->second.rbegin(); i != found->second.rend(); ++i) collect(*i);
-  } else {
-    for (Index i = newest; i != kNone; i = SnapshotAbove(snapshots_[static_cast<size_t>(i)].node)) {
-      if (snapshots_[static_cast<size_t>(i)].session == 0) collect(i);
-    }
+  for (Index i = newest; i != kNone; i = SnapshotAbove(snapshots_[static_cast<size_t>(i)].node)) {
+    const Snapshot& s = snapshots_[static_cast<size_t>(i)];
+    if (s.session != session) continue;
+    if (s.kind == SnapshotKind::kPromptTail) tails.push_back(i);
+    if (s.kind == SnapshotKind::kAnswerEnd) ends.push_back(i);
   }
   DropBeyond(tails, options_.tails_kept);
   DropBeyond(ends, options_.ends_kept);

@@ -50,8 +50,8 @@ struct PrefixTreeOptions {
   int64_t bytes_max = 0;
   int64_t block_bytes = 0;
   int64_t snapshot_bytes = 0;
-  int64_t tails_kept = 2;  // per session, at least 1
-  int64_t ends_kept = 1;   // per session, at least 1
+  int64_t tails_kept = 2;  // of a session along one path, at least 1
+  int64_t ends_kept = 1;   // the same for ends of answers
   absl::Duration reuse_decay = absl::Minutes(30);
   // Probability of another visit of a fresh snapshot, by kind; only ratios matter.
   double reuse[kSnapshotKinds] = {0.05, 0.5, 0.9, 0.5, 1.0};
@@ -71,7 +71,7 @@ struct SnapshotSpec {
   int64_t blocks = 0;  // where it stands, at least 1
   SnapshotKind kind = SnapshotKind::kPromptTail;
   double reuse = 1;      // how much likelier another visit is than for its kind, above 0
-  uint64_t session = 0;  // whose tails it replaces; 0: those on its own path
+  uint64_t session = 0;  // on its path it replaces older tails of the same session; 0: unnamed
 };
 
 struct PrefixChange {
@@ -108,7 +108,8 @@ class PrefixTree {
 
   // Takes a snapshot at path[spec.blocks - 1] and the latents up to it; block_ids[i] is the payload of
   // block i. What the tree has already is kept as it is (the given payloads are not taken; no change
-  // tells of them). False when it can never fit. Evicts what has to go, never what is on this path.
+  // tells of them). False when it can never fit. Evicts what has to go: neither this snapshot nor the
+  // latents of its path, though perhaps snapshots above it.
   bool Insert(std::span<const PrefixKey> path, std::span<const uint64_t> block_ids,
               uint64_t snapshot_id, const SnapshotSpec& spec, absl::Time now);
 
@@ -169,7 +170,6 @@ class PrefixTree {
   std::vector<Snapshot> snapshots_;
   std::vector<Index> free_snapshots_;
   std::set<std::pair<double, Index>> order_;
-  absl::flat_hash_map<uint64_t, std::vector<Index>> sessions_;  // its tails and ends, oldest first
   std::vector<PrefixChange> changes_;
   PrefixTreeStats stats_;
 };

@@ -267,6 +267,7 @@ void DecodeCore::Relay(const StepReport& report, absl::Time now) {
 void DecodeCore::Tick(absl::Time now) {
   receiver_->Tick(now);
   requests_.Expire(now);
+  prefixes_.SetTime(now);
   teller_.Tell(links_);
   links_.Tick(load(), now);
 }
@@ -286,7 +287,7 @@ int64_t DecodeCore::landing() const {
   return landing;
 }
 
-mesh::Heartbeat DecodeCore::load() const {
+mesh::Heartbeat DecodeCore::load() {
   mesh::Heartbeat load = steps_.Load(requests_.draining());
   prefixes_.AddReclaimable(&load);
   load.set_waiting(load.waiting() + static_cast<uint64_t>(landing()));

@@ -52,7 +52,7 @@ class DecodeCore final : public WorkerCore {
   bool Registered() const override { return links_.registered(); }
   std::vector<MetricSample> Metrics() const override;
 
-  mesh::Heartbeat load() const;
+  mesh::Heartbeat load();
   int64_t landing() const;
 
  private:

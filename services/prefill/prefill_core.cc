@@ -189,6 +189,7 @@ void PrefillCore::OnComputed(Request& request, absl::Time now) {
 void PrefillCore::Tick(absl::Time now) {
   sender_->Tick(now);
   requests_.Expire(now);
+  prefixes_.SetTime(now);
   teller_.Tell(links_);
   links_.Tick(load(), now);
 }
@@ -243,7 +244,7 @@ int64_t PrefillCore::sending() const {
   return sending;
 }
 
-mesh::Heartbeat PrefillCore::load() const {
+mesh::Heartbeat PrefillCore::load() {
   mesh::Heartbeat load = steps_.Load(requests_.draining());
   prefixes_.AddReclaimable(&load);
   return load;

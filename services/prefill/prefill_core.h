@@ -58,7 +58,7 @@ class PrefillCore final : public WorkerCore {
   bool Registered() const override { return links_.registered(); }
   std::vector<MetricSample> Metrics() const override;
 
-  mesh::Heartbeat load() const;
+  mesh::Heartbeat load();
   int64_t sending() const;
 
  private:

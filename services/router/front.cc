@@ -222,9 +222,9 @@ absl::StatusOr<PreparedRequest> Front::Prepare(GenerateSpec spec) const {
   ASSIGN_OR_RETURN(out.answer, AnswerStream::Create(
                                    *tokenizer_, chat != nullptr ? chat_->NewParser(*chat) : nullptr,
                                    std::move(spec.stop), request.sampling.seed()));
+  ASSIGN_OR_RETURN(request.cache, MakeCacheHints(spec.cache));
   // Last, because it is the expensive part.
   ASSIGN_OR_RETURN(request.prompt, Tokenize(spec.model, spec.input));
-  ASSIGN_OR_RETURN(request.cache, MakeCacheHints(spec.cache));
   if (chat != nullptr && !request.cache.off()) {
     const int64_t tokens = SystemTokens(*chat, request.prompt);
     if (tokens > 0) request.cache.add_breakpoints(static_cast<uint64_t>(tokens));

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "runtime/base/status.h"
+#include "services/router/cache_hints.h"
 #include "services/router/inference_service.h"
 #include "services/router/openai_reply.h"
 
@@ -121,8 +122,9 @@ constexpr std::string_view kSessionHeaders[] = {"x-claude-code-session-id", "ses
 
 std::string_view SessionHeader(const HttpRequest& request) {
   for (const std::string_view name : kSessionHeaders) {
+    // Others use such headers too; what cannot be one is not an error.
     const std::string_view value = request.Header(name);
-    if (!value.empty()) return value;
+    if (!value.empty() && value.size() <= kCacheTextBytesMax) return value;
   }
   return {};
 }

@@ -9,6 +9,8 @@ PrefixFeed::Heard PrefixFeed::OnChanges(LinkId link, const mesh::PrefixChanges& 
   if (static_cast<size_t>(message.keys_size()) != what.size() ||
       !std::all_of(what.begin(), what.end(),
                    [](char c) { return mesh::PrefixChanges::What_IsValid(c); })) {
+    Forget(link);
+    workers_[link] = {};
     return Heard::kMalformed;
   }
   if (message.sequence() == 0) {

@@ -19,9 +19,9 @@ class PrefixFeed {
  public:
   enum class Heard {
     kTaken,
-    kResync,   // a message is missing: ask the worker to begin anew
-    kIgnored,  // of before it was asked
-    kMalformed,
+    kResync,     // a message is missing: ask the worker to begin anew
+    kIgnored,    // sent before it was asked
+    kMalformed,  // as kResync, and a breach of the protocol
   };
 
   Heard OnChanges(LinkId link, const mesh::PrefixChanges& message);

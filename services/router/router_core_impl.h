@@ -103,8 +103,10 @@ class RouterCore::Impl {
   // prompt, or with `anyone` all, compute what it lacks.
   std::optional<DecodeChoice> ChooseDecode(const RouterRequest& r, int64_t position, bool handoff,
                                            bool anyone, const Held& held);
+  bool FitsAStep(const DecodeChoice& choice) const;
   std::vector<WorkerLoad> LoadsOf(const std::vector<Worker*>& workers);
   void OnPrefixes(const Worker& from, const mesh::PrefixChanges& message);
+  void AskPrefixes(LinkId link);
   void SendStartDecode(const RouterRequest& r);
   void SendStartPrefill(RouterRequest& r, const mesh::Landing& landing, absl::Time now);
   void SendCancel(LinkId link, const RequestId& id);

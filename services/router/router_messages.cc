@@ -18,6 +18,8 @@ std::string ReasonName(const mesh::HandoffResult& result) {
   return mesh::RefusalReason_Parse(name, &parsed) ? name : "OTHER";
 }
 
+constexpr uint64_t kLeastTimedBytes = 1 << 20;
+
 absl::StatusCode CodeOf(int32_t code) {
   const bool known = code > 0 && code <= static_cast<int32_t>(absl::StatusCode::kUnauthenticated);
   return known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kInternal;
@@ -88,24 +90,25 @@ void RouterCore::Impl::OnMessage(LinkId link, const mesh::WorkerMessage& message
   if (const auto lost = members.Refuse(link, breach)) LoseWorker(*lost, breach, now);
 }
 
+void RouterCore::Impl::AskPrefixes(LinkId link) {
+  mesh::RouterMessage message;
+  message.mutable_resync_prefixes();
+  actions.push_back(SendToWorker{link, std::move(message)});
+  ++counters.prefix_resyncs;
+}
+
 void RouterCore::Impl::OnPrefixes(const Worker& from, const mesh::PrefixChanges& message) {
   switch (prefixes.OnChanges(from.link, message)) {
     case PrefixFeed::Heard::kTaken:
       break;
-    case PrefixFeed::Heard::kResync: {
-      mesh::RouterMessage resync;
-      resync.mutable_resync_prefixes();
-      actions.push_back(SendToWorker{from.link, std::move(resync)});
-      ++counters.prefix_resyncs;
-      break;
-    }
+    case PrefixFeed::Heard::kResync:
+      return AskPrefixes(from.link);
     case PrefixFeed::Heard::kIgnored:
       ++counters.stale_messages;
       break;
     case PrefixFeed::Heard::kMalformed:
       ++counters.malformed_messages;
-      prefixes.Forget(from.link);
-      break;
+      return AskPrefixes(from.link);
   }
 }
 
@@ -154,16 +157,19 @@ void RouterCore::Impl::OnHandoffResult(const Worker& from, const mesh::HandoffRe
     ++counters.handoffs_ok;
     counters.handoff_bytes += message.bytes();
     counters.handoff_seconds += message.seconds();
-    if (message.bytes() > 0 && message.seconds() > 0 && std::isfinite(message.seconds())) {
+    // A prompt's blocks are sent while it computes, which makes a link look slow and never fast: the best
+    // of late counts. Little says nothing.
+    if (message.bytes() >= kLeastTimedBytes && message.seconds() > 0 &&
+        std::isfinite(message.seconds())) {
       const double rate = static_cast<double>(message.bytes()) / message.seconds();
-      handoff_bytes_per_second =
-          handoff_bytes_per_second == 0 ? rate : 0.9 * handoff_bytes_per_second + 0.1 * rate;
+      handoff_bytes_per_second = std::max(0.99 * handoff_bytes_per_second, rate);
     }
     r->phase = RequestPhase::kDecoding;
     r->phase_since = now;
     return;
   }
   ++counters.handoffs_refused;
+  r->cached_tokens = 0;  // the next try tells anew
   if (!CountHandoffFailure(*r, absl::Status(CodeOf(message.code()), message.reason()))) {
     return PlaceWaiting(now);
   }

@@ -129,8 +129,8 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
       chosen && (!alone || *prefill_seconds + chosen->seconds < alone->seconds);
   if (!with_prefill) {
     ReleasePrefill(r);
-    // Without one that holds the prompt: wait for a prefill worker rather than load others with it.
-    if (!alone) return Placed::kNoRoom;
+    // Rather wait for a prefill worker than load one that decodes with more than a step of prompt.
+    if (!alone || (prefill_capable && !chosen && !FitsAStep(*alone))) return Placed::kNoRoom;
     chosen = alone;
   }
   waiting.pop_front();
@@ -146,18 +146,25 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
   r.handoff_tokens = with_prefill ? position : 0;
   r.phase = with_prefill ? RequestPhase::kLanding : RequestPhase::kDecoding;
   r.phase_since = now;
+  r.cached_tokens = 0;
   r.attempt = std::exchange(next_attempt, next_attempt + kAttemptsPerPlacement);
   r.refused_attempt = 0;
   SendStartDecode(r);
-  LogInfo("request.placed", {{"request", r.spec.request_id},
-                             {"decode", r.decode_name},
-                             {"prefill", r.prefill != 0 ? r.prefill_name : "none"},
-                             {"attempt", r.attempt},
-                             {"prompt_tokens", r.prompt_tokens()},
-                             {"to_compute", (with_prefill ? r.prefill_tokens : 0) + r.decode_tokens},
-                             {"estimated_seconds", with_prefill ? *prefill_seconds + chosen->seconds
-                                                                : chosen->seconds}});
+  LogInfo(
+      "request.placed",
+      {{"request", r.spec.request_id},
+       {"decode", r.decode_name},
+       {"prefill", r.prefill != 0 ? r.prefill_name : "none"},
+       {"attempt", r.attempt},
+       {"prompt_tokens", r.prompt_tokens()},
+       {"to_compute", (with_prefill ? r.prefill_tokens : 0) + r.decode_tokens},
+       {"estimated_seconds", with_prefill ? *prefill_seconds + chosen->seconds : chosen->seconds}});
   return Placed::kYes;
+}
+
+bool RouterCore::Impl::FitsAStep(const DecodeChoice& choice) const {
+  const mesh::Capacity& c = choice.worker->registration.capacity();
+  return choice.shape.compute_tokens <= static_cast<int64_t>(c.step_tokens());
 }
 
 void RouterCore::Impl::NamePrefixes(RouterRequest& r) const {

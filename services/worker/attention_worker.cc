@@ -3,6 +3,7 @@
 #include "CLI/CLI.hpp"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/cache/available_memory.h"
 #include "runtime/text/text_digest.h"
 #include "services/common/protocol.h"
 #include "services/worker/metric_list.h"
@@ -49,6 +50,22 @@ absl::Status FinishEngineOptions(int64_t model_context, EngineOptions* options) 
   return CheckEngineOptions(*options);
 }
 
+namespace {
+
+// What is left of `asked` beside the pools: memory is committed when touched, so a larger cache would start
+// well and be killed under load.
+int64_t CacheBytes(int64_t asked, const StatePools& pools) {
+  const absl::StatusOr<int64_t> available = AvailableMemory();
+  if (!available.ok()) return asked;
+  const int64_t taken = pools.slabs->slots() * pools.layout.slab_bytes() +
+                        pools.blocks->slots() * pools.layout.block_bytes();
+  const int64_t room = std::max<int64_t>(0, *available - taken);
+  if (asked > room) LogWarning("worker.cache_lowered", {{"asked", asked}, {"bytes", room}});
+  return std::min(asked, room);
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<AttentionWorker>> AttentionWorker::Create(
     const AttentionFlags& flags, std::unique_ptr<Transport> transport) {
   std::unique_ptr<AttentionWorker> worker(new AttentionWorker());
@@ -85,8 +102,10 @@ absl::StatusOr<std::unique_ptr<AttentionWorker>> AttentionWorker::Create(
   ASSIGN_OR_RETURN(worker->engine_, Engine::Create(worker->model_.get(), experts,
                                                    worker->pool_.get(), worker->flags_.engine));
   if (flags.cache_mib > 0) {
-    const PrefixCacheOptions options = {.bytes_max = flags.cache_mib << 20, .plan = {}};
-    ASSIGN_OR_RETURN(worker->cache_, PrefixCache::Create(options, worker->engine_->pools()));
+    const int64_t bytes = CacheBytes(flags.cache_mib << 20, worker->engine_->pools());
+    worker->flags_.cache_mib = bytes >> 20;
+    ASSIGN_OR_RETURN(worker->cache_, PrefixCache::Create({.bytes_max = bytes, .plan = {}},
+                                                         worker->engine_->pools()));
   }
   return worker;
 }

@@ -1,5 +1,7 @@
 #include "services/worker/engine_steps.h"
 
+#include <algorithm>
+
 namespace deltamesh {
 
 std::optional<StepReport> EngineSteps::Step(absl::Time now) {
@@ -12,7 +14,11 @@ std::optional<StepReport> EngineSteps::Step(absl::Time now) {
   prompt_rate_.StepBegins(now);
   StepReport report = engine_->Step();
   rate_.StepEnded(report.tokens);
-  prompt_rate_.StepEnded(report.prompt_tokens * 2 > report.tokens ? report.tokens : 0);
+  // Small steps are slow for each token: only those say how fast a prompt is that are about as large as its
+  // pieces.
+  const EngineOptions& o = engine_->options();
+  const bool large = report.prompt_tokens * 2 >= std::min(o.step_tokens_max, o.chunk_tokens_max);
+  prompt_rate_.StepEnded(large ? report.tokens : 0);
   ++steps_;
   prompt_tokens_ += static_cast<uint64_t>(report.prompt_tokens);
   return report;

@@ -7,6 +7,12 @@
 
 namespace deltamesh {
 
+namespace {
+
+constexpr absl::Duration kCountEvery = absl::Milliseconds(100);
+
+}  // namespace
+
 PrefixKeeper::PrefixKeeper(PrefixCache* cache, const mesh::ModelIdentity& model)
     : cache_(cache), model_(PrefixModel(model.digest(), model.state_layout())) {}
 
@@ -54,7 +60,7 @@ void PrefixKeeper::WatchAnswer(KeptPrompt* prompt, SequenceSpec* spec) {
 void PrefixKeeper::AtCut(KeptPrompt* prompt, const SequenceState& state) {
   if (state.position() > prompt->reach) {
     prompt->answer.reset();  // its room is what the new one takes
-    absl::StatusOr<StagedSnapshot> staged = cache_->Stage(state);
+    absl::StatusOr<StagedSnapshot> staged = cache_->StageSpeculative(state);
     if (staged.ok()) prompt->answer = *std::move(staged);
     return;
   }
@@ -77,10 +83,13 @@ void PrefixKeeper::KeepAnswer(KeptPrompt* prompt, absl::Time now) {
   cache_->Publish(prompt->chain->keys(), *std::exchange(prompt->answer, std::nullopt), spec, now);
 }
 
-void PrefixKeeper::AddReclaimable(mesh::Heartbeat* load) const {
+void PrefixKeeper::AddReclaimable(mesh::Heartbeat* load) {
   if (cache_ == nullptr) return;
-  load->set_latent_blocks_free(load->latent_blocks_free() +
-                               static_cast<uint64_t>(cache_->ReclaimableBlocks()));
+  if (now_ - counted_ >= kCountEvery) {
+    counted_ = now_;
+    reclaimable_ = cache_->ReclaimableBlocks();
+  }
+  load->set_latent_blocks_free(load->latent_blocks_free() + static_cast<uint64_t>(reclaimable_));
 }
 
 void PrefixKeeper::AddMetrics(MetricList& list) const {

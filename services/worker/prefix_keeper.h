@@ -14,8 +14,8 @@
 #include "absl/time/time.h"
 #include "deltamesh/mesh/mesh.pb.h"
 #include "runtime/cache/prefix_cache.h"
-#include "runtime/prefix/prefix_hash.h"
 #include "runtime/engine/engine.h"
+#include "runtime/prefix/prefix_hash.h"
 #include "services/worker/metric_list.h"
 
 namespace deltamesh {
@@ -59,11 +59,11 @@ class PrefixKeeper {
   // The answer ended well: its end is likely to be continued.
   void KeepAnswer(KeptPrompt* prompt, absl::Time now);
 
-  // The time for what happens within the engine's next step.
+  // The time for what happens until the next call.
   void SetTime(absl::Time now) { now_ = now; }
 
-  // Blocks that the cache would give up count as free.
-  void AddReclaimable(mesh::Heartbeat* load) const;
+  // Blocks that the cache would give up count as free. Counted now and then: it takes a pass over them.
+  void AddReclaimable(mesh::Heartbeat* load);
   void AddMetrics(MetricList& list) const;
 
  private:
@@ -72,6 +72,8 @@ class PrefixKeeper {
   PrefixCache* const cache_;
   const std::string model_;
   absl::Time now_ = absl::InfinitePast();
+  absl::Time counted_ = absl::InfinitePast();
+  int64_t reclaimable_ = 0;
 };
 
 }  // namespace deltamesh

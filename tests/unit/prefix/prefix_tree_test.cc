@@ -122,16 +122,28 @@ TEST(PrefixTree, OnlyTheNewestTailsAndEndOfASessionStay) {
   }
 }
 
-TEST(PrefixTree, ASessionThatGoesBackReplacesItsOwnTailsOnTheOtherBranch) {
+// Agents of one session, users of one key: each talks about its own things.
+TEST(PrefixTree, TailsOnOtherPathsOfASessionAreLeftAlone) {
   PrefixTree tree(Sizes(100000));
   Filler filler(&tree);
-  filler.Put(MakePath(Words(1, 20)), 20, kTail, 1, 5);
-  filler.Put(Along(Words(1, 4), Words(2, 20)), 24, kTail, 2, 5);
-  filler.Put(Along(Words(1, 4), Words(3, 20)), 24, kTail, 3, 5);
-  EXPECT_EQ(tree.stats().snapshots, 2);
-  EXPECT_EQ(tree.Find(MakePath(Words(1, 20))), (PrefixMatch{.latents = 4, .snapshot = 0}));
-  EXPECT_EQ(tree.stats().blocks, 4 + 20 + 20);
+  const Path main = MakePath(Words(1, 60));
+  filler.Put(main, 20, kTail, 1, 5);
+  for (int side = 2; side < 6; ++side)
+    filler.Put(Along(Words(1, 4), Words(side, 20)), 24, kTail, side, 5);
+  EXPECT_EQ(tree.Find(main).snapshot, 20);
+  filler.Put(main, 30, kTail, 7, 6);  // another session goes on from there
+  EXPECT_TRUE(tree.HasSnapshot(main[19]));
   EXPECT_EQ(tree.Check(), "");
+}
+
+TEST(PrefixTree, WhatWasComputedAgainIsNotReplacedByItsOwnInsertion) {
+  PrefixTree tree(Sizes(100000));
+  Filler filler(&tree);
+  const Path path = MakePath(Words(1, 60));
+  filler.Put(path, 20, kTail, 1, 5);
+  filler.Put(path, 40, kEnd, 2, 5);
+  filler.Put(path, 20, kEnd, 3, 5);
+  EXPECT_TRUE(tree.HasSnapshot(path[19]));
 }
 
 TEST(PrefixTree, ATailWherePromptsPartStays) {

@@ -54,6 +54,8 @@ TEST(PrefixFeed, ABadMessageIsRefusedWhole) {
   odd.set_changes(std::string(1, '\x7f'));
   EXPECT_EQ(feed.OnChanges(5, odd), Heard::kMalformed);
   EXPECT_TRUE(feed.Find(std::vector<uint64_t>{1}).empty());
+  EXPECT_EQ(feed.OnChanges(5, Message(0, {1}, {kAdded})), Heard::kTaken) << "it may begin anew";
+  EXPECT_EQ(feed.Find(std::vector<uint64_t>{1}).at(5).latents, 1);
 }
 
 TEST(PrefixFeed, ManyWorkersComeAndGo) {
