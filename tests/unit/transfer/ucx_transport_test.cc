@@ -192,7 +192,9 @@ TEST(UcxTransportTest, TheReceiverMayDisconnectToo) {
   EXPECT_EQ(b.recorder.messages_[1].status.code(), absl::StatusCode::kCancelled);
   ASSERT_TRUE(a.recorder.Wait(
       2, [](const Recorder& r) { return r.sent_.size() == 2 && r.lost_.size() == 1; }));
-  EXPECT_EQ(a.recorder.sent_[1].code(), absl::StatusCode::kUnavailable);
+  // Sent is not received: the sender may have been rid of all bytes before it heard of the end.
+  EXPECT_TRUE(a.recorder.sent_[1].ok() || absl::IsUnavailable(a.recorder.sent_[1]))
+      << a.recorder.sent_[1];
 }
 
 TEST(UcxTransportTest, OneThatRestartsIsReachedAtItsNewAddress) {
