@@ -222,18 +222,7 @@ void AddBenchFlags(CLI::App* app, BenchOptions* o) {
   app->add_option("--threads", o->threads, "threads")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app->add_option("--weights", o->weights, "width of matrices: as stored, or 8bit")
-      ->envname("DELTAMESH_WEIGHTS")
-      ->check(CLI::IsMember({"stored", "8bit"}))
-      ->capture_default_str();
-  app->add_option("--activations", o->activations,
-                  "inputs of 8-bit and MXFP4 matrices: float, or int8, which is faster")
-      ->envname("DELTAMESH_ACTIVATIONS")
-      ->check(CLI::IsMember({"float", "int8"}))
-      ->capture_default_str();
-  app->add_option("--packed-dir", o->packed_dir, "folder of packed weights, auto or off")
-      ->envname("DELTAMESH_PACKED_DIR")
-      ->capture_default_str();
+  AddToolLoadFlags(app, &o->weights, &o->activations, &o->packed_dir);
   app->add_option("--prefill", o->prefill, "prompt lengths: 128,512")
       ->delimiter(',')
       ->capture_default_str();

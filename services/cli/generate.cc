@@ -262,18 +262,7 @@ void AddGenerateFlags(CLI::App* app, GenerateOptions* o) {
   app->add_flag("--ignore-eos", o->ignore_eos, "go on after the model's end tokens");
   app->add_flag("--show-tokens", o->show_tokens, "print token ids instead of text");
   app->add_option("--threads", o->threads, "0: one per processor")->capture_default_str();
-  app->add_option("--weights", o->weights, "width of matrices: as stored, or 8bit")
-      ->envname("DELTAMESH_WEIGHTS")
-      ->check(CLI::IsMember({"stored", "8bit"}))
-      ->capture_default_str();
-  app->add_option("--activations", o->activations,
-                  "inputs of 8-bit and MXFP4 matrices: float, or int8, which is faster")
-      ->envname("DELTAMESH_ACTIVATIONS")
-      ->check(CLI::IsMember({"float", "int8"}))
-      ->capture_default_str();
-  app->add_option("--packed-dir", o->packed_dir, "folder of packed weights, auto or off")
-      ->envname("DELTAMESH_PACKED_DIR")
-      ->capture_default_str();
+  AddToolLoadFlags(app, &o->weights, &o->activations, &o->packed_dir);
   app->add_option("--context", o->context_tokens, "most tokens of prompt and answer")
       ->capture_default_str();
 }

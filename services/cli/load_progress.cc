@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
 #include "runtime/base/status.h"
 #include "runtime/model/packed_store.h"
@@ -47,6 +48,22 @@ std::function<void(int64_t, int64_t)> LoadProgress(const Clock* clock, std::ostr
       open = false;
     }
   };
+}
+
+void AddToolLoadFlags(CLI::App* app, std::string* weights, std::string* activations,
+                      std::string* packed_dir) {
+  app->add_option("--weights", *weights, "width of matrices: as stored, or 8bit")
+      ->envname("DELTAMESH_WEIGHTS")
+      ->check(CLI::IsMember({"stored", "8bit"}))
+      ->capture_default_str();
+  app->add_option("--activations", *activations,
+                  "inputs of 8-bit and MXFP4 matrices: float, or int8, which is faster")
+      ->envname("DELTAMESH_ACTIVATIONS")
+      ->check(CLI::IsMember({"float", "int8"}))
+      ->capture_default_str();
+  app->add_option("--packed-dir", *packed_dir, "folder of packed weights, auto or off")
+      ->envname("DELTAMESH_PACKED_DIR")
+      ->capture_default_str();
 }
 
 absl::StatusOr<LoadOptions> ToolLoadOptions(const std::string& model, int threads,

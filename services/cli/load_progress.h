@@ -11,6 +11,10 @@
 #include "runtime/base/clock.h"
 #include "runtime/model/load_options.h"
 
+namespace CLI {
+class App;
+}
+
 namespace deltamesh {
 
 // For LoadOptions::progress. Quiet while loading is quick: the first word comes after two seconds, then at
@@ -18,6 +22,11 @@ namespace deltamesh {
 // outlive it.
 std::function<void(int64_t done, int64_t all)> LoadProgress(const Clock* clock, std::ostream* notes,
                                                             bool terminal);
+
+// The flags that ToolLoadOptions takes, with their names in the environment. The targets hold the defaults
+// and must outlive `app`.
+void AddToolLoadFlags(CLI::App* app, std::string* weights, std::string* activations,
+                      std::string* packed_dir);
 
 // What a tool's flags say about loading: `threads` (0: one per processor), `weights` (stored or 8bit),
 // `activations` (float or int8) and `packed_dir` (off, auto or a folder). Progress and remarks go to

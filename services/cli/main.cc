@@ -19,6 +19,7 @@
 #include "services/cli/chat.h"
 #include "services/cli/generate.h"
 #include "services/cli/inspect.h"
+#include "services/cli/load_progress.h"
 #include "services/cli/logits.h"
 #include "services/cli/pack.h"
 #include "services/cli/quality.h"
@@ -97,19 +98,7 @@ void AddLogits(CLI::App& app, Command& command) {
   logits->add_option("--tokens", options->tokens, "token ids: 1,2,3")->delimiter(',')->required();
   logits->add_option("--feed", options->feed, "all, step or chunks:5,1,7")->capture_default_str();
   logits->add_option("--out", options->out, "file to write, .npy")->required();
-  logits->add_option("--weights", options->weights, "width of matrices: as stored, or 8bit")
-      ->envname("DELTAMESH_WEIGHTS")
-      ->check(CLI::IsMember({"stored", "8bit"}))
-      ->capture_default_str();
-  logits
-      ->add_option("--activations", options->activations,
-                   "inputs of 8-bit and MXFP4 matrices: float, or int8, which is faster")
-      ->envname("DELTAMESH_ACTIVATIONS")
-      ->check(CLI::IsMember({"float", "int8"}))
-      ->capture_default_str();
-  logits->add_option("--packed-dir", options->packed_dir, "folder of packed weights, auto or off")
-      ->envname("DELTAMESH_PACKED_DIR")
-      ->capture_default_str();
+  AddToolLoadFlags(logits, &options->weights, &options->activations, &options->packed_dir);
   logits->add_flag("--states", options->states, "also write the final states");
   logits->add_option("--threads", options->threads, "threads")
       ->check(CLI::Range(1, 1024))
