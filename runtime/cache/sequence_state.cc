@@ -75,8 +75,7 @@ absl::Status SequenceState::Reserve(int64_t tokens) {
   if (more > 0 && !pools_.blocks->CouldTake(more)) {
     return ResourceExhausted(
         "latent block pool: %d more blocks are needed and %d of %d are free; retry later, or start "
-        "with a "
-        "larger pool",
+        "with a larger pool",
         more, pools_.blocks->free_slots(), pools_.blocks->slots());
   }
   while (static_cast<int64_t>(blocks_.size()) < need) {

@@ -1,9 +1,8 @@
 // A flat table from 64-bit keys to small facts, for millions of them: open addressing, no tombstones, memory
 // that follows what is in it.
 //
-// 64 segments grow and shrink one by one, so no insertion waits for the whole table to be copied (at ten
-// million entries a segment's copy takes some milliseconds). Large segments ask for huge pages: with small
-// ones most of an access is address translation.
+// 64 segments grow and shrink one by one, so an insertion waits at most for a sixty-fourth of the table to be
+// copied. Large segments ask for huge pages: with small ones most of an access is address translation.
 //
 // `Facts` is trivially copyable, all zero when new, and has `bool empty() const`: an entry whose facts are
 // empty is not in the table.
