@@ -20,6 +20,9 @@ WORKER_FLAGS = ["--slabs=8", "--latent-blocks=64", "--context-tokens=1024", "--e
                 "--chunk-tokens=80"]
 
 
+PUBLISHED = 1   # seconds after which a process has surely published what it counted
+
+
 def prompt(length, seed):
     draw = random.Random(seed)
     return [draw.randrange(VOCAB) for _ in range(length)]
@@ -78,6 +81,7 @@ class CacheTest(MeshTestCase):
         answer = self.mesh.generate(**turn)
         self.compare(answer, plain_answers(MODEL, [turn])[0])
         self.assertEqual(answer.finish.usage.cached_tokens, (len(cases[0]["tokens"]) + 69) // 64 * 64)
+        time.sleep(PUBLISHED)
         router = self.mesh["router"].metrics()
         self.assertGreater(router.sum("deltamesh_placements_total", by="append"), 0)
         self.assertEqual(router.sum("deltamesh_cached_tokens_total"),
@@ -172,8 +176,10 @@ class AnswersTest(MeshTestCase):
             self.assertEqual(http_get(ports["http"], "/nothing")[0], 404, name)
 
     def test_metrics_count_what_happened(self):
+        time.sleep(PUBLISHED)
         before = [self.mesh[f"decode-{i}"].metrics() for i in range(2)]
         self.mesh.generate(tokens=prompt(200, 7), max_tokens=10)
+        time.sleep(PUBLISHED)
         wait_until(self.mesh.idle, 2, "pools back to baseline")
         after = [self.mesh[f"decode-{i}"].metrics() for i in range(2)]
 
