@@ -225,8 +225,9 @@ TEST(PrefixTree, ChangesTellEverything) {
       const PrefixMatch match = tree.Find(path);
       if (match.snapshot > 0) tree.Touch(path[static_cast<size_t>(match.snapshot - 1)], At(step));
       if (below(20) == 0) tree.EvictOne();
-      filler.Put(path, static_cast<int64_t>(path.size()), static_cast<SnapshotKind>(below(5)), step,
-                 static_cast<uint64_t>(below(4)));
+      filler.Put(path, static_cast<int64_t>(path.size()),
+                 below(2) == 0 ? kTail : static_cast<SnapshotKind>(below(5)), step,
+                 static_cast<uint64_t>(below(2)));
       prompts.push_back(words);
       for (const PrefixChange& c : tree.TakeChanges()) {
         auto& held = c.what <= PrefixChange::kBlockDropped ? blocks : snapshots;
