@@ -11,17 +11,10 @@
 #include "runtime/model/tensor_plan.h"
 #include "runtime/text/chat.h"
 #include "runtime/text/tokenizer.h"
+#include "services/common/quantities.h"
 
 namespace deltamesh {
 namespace {
-
-// 1559965606912 as "1,559,965,606,912".
-std::string Grouped(int64_t value) {
-  std::string digits = std::to_string(value);
-  for (int64_t at = std::ssize(digits) - 3; at > 0; at -= 3)
-    digits.insert(static_cast<size_t>(at), 1, ',');
-  return digits;
-}
 
 // "1.42 TiB"; plain bytes below one KiB.
 std::string Human(int64_t bytes) {

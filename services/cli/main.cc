@@ -22,6 +22,7 @@
 #include "services/cli/load_progress.h"
 #include "services/cli/logits.h"
 #include "services/cli/pack.h"
+#include "services/cli/plan.h"
 #include "services/cli/quality.h"
 #include "services/cli/serve.h"
 #include "services/common/flags.h"
@@ -113,6 +114,14 @@ void AddPack(CLI::App& app, Command& command) {
   pack->callback([=, &command] {
     command = [=] { return ExitCode(RunPack(*options, std::cout, std::cerr)); };
   });
+}
+
+void AddPlan(CLI::App& app, Command& command) {
+  auto* plan = app.add_subcommand("plan", "sizes, sessions and workers that a model needs");
+  auto options = std::make_shared<PlanOptions>();
+  AddPlanFlags(plan, options.get());
+  plan->callback(
+      [=, &command] { command = [=] { return ExitCode(RunPlan(*options, std::cout)); }; });
 }
 
 void AddBench(CLI::App& app, Command& command) {
@@ -228,6 +237,7 @@ int Main(int argc, char** argv) {
   AddInspect(app, command);
   AddLogits(app, command);
   AddPack(app, command);
+  AddPlan(app, command);
   AddBench(app, command);
   AddBenchPeer(app, command);
   AddBenchMesh(app, command);

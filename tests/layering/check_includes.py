@@ -34,6 +34,7 @@ MAY = {
     "services/prefill": ["services/common", "services/worker", "runtime", "proto", "proto-grpc"],
     "services/decode": ["services/common", "services/worker", "runtime", "proto", "proto-grpc"],
     "services/expert": ["services/common", "services/worker", "runtime", "proto", "proto-grpc"],
+    "services/plan": ["services/common", "runtime"],
     # The command line composes roles; nothing includes it.
     "services/cli": ["services", "runtime", "kernels", "proto", "proto-grpc"],
 }

@@ -1,0 +1,94 @@
+#include "services/cli/plan.h"
+
+#include "CLI/CLI.hpp"
+#include "runtime/base/status.h"
+#include "services/plan/model_shape.h"
+#include "services/plan/plan_report.h"
+
+namespace deltamesh {
+
+void AddPlanFlags(CLI::App* app, PlanOptions* o) {
+  app->add_option("config", o->config,
+                  "a config.json or its folder; Kimi K3 when nothing is named");
+  app->add_option("--latents", o->latents, "type of latents: f32, bf16 or fp8")
+      ->capture_default_str();
+  app->add_option("--state", o->state, "type of recurrent states: f32, bf16 or fp8")
+      ->capture_default_str();
+  app->add_option("--conv", o->conv, "type of convolution inputs: f32, bf16 or fp8")
+      ->capture_default_str();
+  app->add_option("--lengths", o->lengths, "tokens of sequences to answer for")
+      ->delimiter(',')
+      ->capture_default_str();
+  app->add_option("--append-tokens", o->append_tokens, "new tokens of a turn of a known session")
+      ->capture_default_str();
+  app->add_option("--compare-tokens", o->compare_tokens, "tokens at which attentions are compared")
+      ->capture_default_str();
+  app->add_option("--compare-values", o->compare_values, "type of compared keys, values, latents")
+      ->capture_default_str();
+  app->add_option("--kv-heads", o->kv_heads, "groups of the compared grouped-query attention")
+      ->capture_default_str();
+  app->add_option("--window", o->window, "tokens that the compared sliding window keeps")
+      ->capture_default_str();
+  app->add_option("--memory", o->memory_gb, "GB (10^9 bytes) of a worker; 0: not asked")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_option("--link", o->link_gb, "GB per second between workers")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app->add_option("--expert-shards", o->expert_shards,
+                  "shards that hold the routed experts; 0: every worker holds them")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_option("--requests", o->requests, "requests per second; 0: not asked")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_option("--input-tokens", o->input_tokens, "mean tokens of a prompt");
+  app->add_option("--uncached-tokens", o->uncached_tokens, "of them, computed anew");
+  app->add_option("--output-tokens", o->output_tokens, "mean tokens of an answer");
+  app->add_option("--prefill-rate", o->prefill_rate, "prompt tokens per second of a worker");
+  app->add_option("--decode-rate", o->decode_rate,
+                  "generated tokens per second of a worker, all sequences together");
+  app->add_option("--stream-rate", o->stream_rate, "generated tokens per second of one sequence");
+  app->add_option("--utilisation", o->utilisation, "share of a worker's rates that is planned for")
+      ->capture_default_str();
+  app->add_flag("--json", o->json, "one JSON document instead of tables");
+}
+
+absl::Status RunPlan(const PlanOptions& o, std::ostream& out) {
+  ModelShape shape;
+  if (o.config.empty()) {
+    shape = KimiK3Shape();
+  } else {
+    ASSIGN_OR_RETURN(shape, LoadModelShape(o.config));
+  }
+  PlanQuestions q;
+  ASSIGN_OR_RETURN(q.widths.latent, BytesOfType("latents", o.latents));
+  ASSIGN_OR_RETURN(q.widths.state, BytesOfType("state", o.state));
+  ASSIGN_OR_RETURN(q.widths.conv, BytesOfType("conv", o.conv));
+  ASSIGN_OR_RETURN(q.variants.value_bytes, BytesOfType("compare-values", o.compare_values));
+  q.variants.tokens = o.compare_tokens;
+  q.variants.groups = o.kv_heads;
+  q.variants.window = o.window;
+  q.lengths = o.lengths;
+  q.append_tokens = o.append_tokens;
+  q.machine.memory_bytes = o.memory_gb * 1e9;
+  q.machine.link_bytes_per_second = o.link_gb * 1e9;
+  q.machine.expert_shards = o.expert_shards;
+  q.traffic = {.requests_per_second = o.requests,
+               .input_tokens = o.input_tokens,
+               .uncached_tokens = o.uncached_tokens,
+               .output_tokens = o.output_tokens,
+               .prefill_tokens_per_second = o.prefill_rate,
+               .decode_tokens_per_second = o.decode_rate,
+               .stream_tokens_per_second = o.stream_rate,
+               .utilisation = o.utilisation};
+  ASSIGN_OR_RETURN(const nlohmann::ordered_json document, PlanDocument(shape, q));
+  if (o.json) {
+    out << document.dump(1) << "\n";
+  } else {
+    PrintPlan(document, out);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace deltamesh

@@ -1,0 +1,199 @@
+// The published sizes of three models, and arithmetic done by hand.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "runtime/base/status.h"
+#include "services/plan/fleet.h"
+#include "services/plan/model_shape.h"
+#include "services/plan/plan_report.h"
+#include "services/plan/sizes.h"
+
+namespace deltamesh {
+namespace {
+
+using testing::HasSubstr;
+
+const std::string kConfigs = std::string(DELTAMESH_SOURCE_DIR) + "/tests/unit/model/configs/";
+
+// DeepSeek-V3's published dimensions.
+constexpr char kDeepSeek[] = R"({
+  "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+  "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "n_shared_experts": 1,
+  "n_routed_experts": 256, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "moe_layer_freq": 1,
+  "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "v_head_dim": 128,
+  "qk_nope_head_dim": 128, "max_position_embeddings": 163840, "tie_word_embeddings": false,
+  "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}})";
+
+ModelShape Shape(const std::string& file) {
+  absl::StatusOr<ModelShape> shape = LoadModelShape(kConfigs + file);
+  CHECK_OK(shape.status());
+  return *std::move(shape);
+}
+ModelShape DeepSeek() {
+  absl::StatusOr<ModelShape> shape = ParseModelShape(kDeepSeek, "deepseek");
+  CHECK_OK(shape.status());
+  return *std::move(shape);
+}
+
+constexpr int64_t kMillion = 1048576;
+
+TEST(Sizes, KimiK3) {
+  const ModelShape shape = Shape("kimi_k3.json");
+  const SequenceSizes bf16 = SizesOf(shape, {.latent = 2, .state = 4, .conv = 2});
+  EXPECT_EQ(bf16.per_token, 27648);
+  EXPECT_EQ(bf16.latents(kMillion), 28991029248);
+  EXPECT_EQ(SizesOf(shape, {.latent = 1}).latents(kMillion), 14495514624);
+  EXPECT_EQ(bf16.state, 434110464);
+  EXPECT_EQ(SizesOf(shape, {.state = 2}).state, 217055232);
+  EXPECT_EQ(bf16.conv, 15261696);
+  EXPECT_EQ(bf16.snapshot(), 449372160);
+  EXPECT_EQ(BreakEvenTokens(bf16), 16253);
+  const auto caches = CompareCaches(shape, {.conv = 2}, {.tokens = kMillion});
+  EXPECT_EQ(caches[1].bytes, 112340238336);
+  EXPECT_EQ(shape.parameters, KimiK3Shape().parameters);
+  EXPECT_EQ(shape.weight_bytes, KimiK3Shape().weight_bytes);
+  EXPECT_EQ(shape.layout, KimiK3Shape().layout);
+}
+
+TEST(Sizes, KimiLinear) {
+  const ModelShape shape = Shape("kimi_linear_48b.json");
+  const SequenceSizes bf16 = SizesOf(shape, {.latent = 2, .state = 4, .conv = 2});
+  EXPECT_EQ(bf16.per_token, 8064);
+  EXPECT_EQ(bf16.latents(kMillion), 8455716864);
+  EXPECT_EQ(SizesOf(shape, {.latent = 1}).latents(kMillion), 4227858432);
+  EXPECT_EQ(bf16.state, 41943040);
+  EXPECT_EQ(bf16.conv, 1474560);
+  EXPECT_EQ(bf16.snapshot(), 43417600);
+  EXPECT_EQ(BreakEvenTokens(bf16), 5384);
+  EXPECT_EQ(CompareCaches(shape, {}, {.tokens = kMillion})[1].bytes, 32614907904);
+}
+
+// What the engine keeps is what its own layout says.
+TEST(Sizes, EqualTheEnginesLayout) {
+  for (const char* file : {"kimi_k3.json", "kimi_linear_48b.json"}) {
+    const ModelShape shape = Shape(file);
+    const SequenceSizes sizes = SizesOf(shape, {});
+    EXPECT_EQ(sizes.snapshot(), static_cast<double>(shape.layout.snapshot_bytes()));
+    EXPECT_EQ(sizes.running(), static_cast<double>(shape.layout.slab_bytes()));
+    EXPECT_EQ(sizes.per_block, static_cast<double>(shape.layout.block_bytes()));
+    EXPECT_EQ(sizes.latents(65), 2 * sizes.per_block);
+  }
+}
+
+TEST(Variants, DeepSeekWithMultiHeadAttentionTakes131Gigabytes) {
+  const auto caches = CompareCaches(DeepSeek(), {}, {.tokens = 32768});
+  ASSERT_EQ(caches[2].name, "multi-head");
+  EXPECT_EQ(caches[2].bytes, 61.0 * 128 * 256 * 2 * 32768);
+  EXPECT_NEAR(caches[2].bytes, 131e9, 0.05e9);
+  EXPECT_EQ(caches[0].bytes, caches[1].bytes);  // it is all MLA already
+  EXPECT_NEAR(caches[2].bytes / caches[1].bytes, 57, 0.2);
+  EXPECT_EQ(caches[3].bytes * 16, caches[2].bytes);  // 8 of 128 heads
+  EXPECT_EQ(caches[4].bytes, (16.0 * 32768 + 45.0 * 4096) * 8 * 256 * 2);
+}
+
+TEST(Variants, ThreeToOneHybridsKeepUpToThreeQuartersLess) {
+  // Exactly three to one: three quarters of the latents are not there.
+  ModelShape exact = Shape("kimi_linear_48b.json");
+  exact.layout.kda_layers = 21;
+  exact.layout.mla_layers = 7;
+  const auto at = [](const ModelShape& shape, int64_t tokens) {
+    const auto caches = CompareCaches(shape, {.conv = 2}, {.tokens = tokens});
+    return 1 - caches[0].bytes / caches[1].bytes;
+  };
+  const auto exactly = CompareCaches(exact, {}, {});
+  EXPECT_EQ(exactly[0].per_token * 4, exactly[1].per_token);
+  EXPECT_GT(at(exact, kMillion), 0.748);
+  EXPECT_LT(at(exact, kMillion), 0.75);
+  EXPECT_NEAR(at(Shape("kimi_k3.json"), kMillion), 0.738, 0.001);
+  EXPECT_NEAR(at(Shape("kimi_linear_48b.json"), kMillion), 0.739, 0.001);
+  EXPECT_LT(at(exact, 1024), 0) << "a short sequence is better off without a state";
+}
+
+TEST(Weights, EqualThePublishedCounts) {
+  EXPECT_EQ(Shape("kimi_linear_48b.json").total_weight_bytes() / 1000000000, 98);
+  const ModelShape k3 = Shape("kimi_k3.json");
+  // Routed experts: 4 bits a value and a byte of scale for 32 of them.
+  EXPECT_EQ(k3.expert_bytes, int64_t{92} * 896 * 3 * 3072 * 3584 / 32 * 17);
+  const ModelShape deepseek = DeepSeek();
+  EXPECT_NEAR(static_cast<double>(deepseek.parameters), 671.03e9, 0.01e9);
+  EXPECT_GT(deepseek.weight_bytes.at("F8_E4M3"), 660000000000);
+}
+
+TEST(Fleet, ByHand) {
+  const ModelShape shape = KimiK3Shape();
+  const SequenceSizes sizes = SizesOf(shape, {.latent = 2, .state = 4, .conv = 2});
+  WorkerMachine machine;
+  machine.expert_shards = 16;
+  machine.memory_bytes =
+      static_cast<double>(shape.total_weight_bytes() - shape.expert_bytes) + 100e9;
+  machine.link_bytes_per_second = 50e9;
+  machine.link_seconds = 0.001;
+  EXPECT_NEAR(MemoryForSequences(shape, machine), 100e9, 1);
+  const double each = sizes.running() + 2048 * sizes.per_block;
+  EXPECT_EQ(SessionsPerWorker(shape, sizes, machine, 131072), static_cast<int64_t>(100e9 / each));
+  EXPECT_NEAR(HandoffSeconds(sizes, machine, 0), 0.001 + 449372160 / 50e9, 1e-12);
+  EXPECT_NEAR(HandoffSeconds(sizes, machine, 65), 0.001 + (449372160 + 2 * 64 * 27648) / 50e9,
+              1e-12);
+  Traffic traffic = {.requests_per_second = 10,
+                     .input_tokens = 100000,
+                     .uncached_tokens = 4000,
+                     .output_tokens = 500,
+                     .prefill_tokens_per_second = 10000,
+                     .decode_tokens_per_second = 1000,
+                     .stream_tokens_per_second = 50,
+                     .utilisation = 0.5};
+  const absl::StatusOr<Fleet> fleet = PlanFleet(shape, sizes, machine, traffic);
+  ASSERT_TRUE(fleet.ok()) << fleet.status();
+  EXPECT_EQ(fleet->resident_sequences, 100);
+  EXPECT_EQ(fleet->prefill.count(), 8);     // 40,000 tokens/s, 5,000 each
+  EXPECT_EQ(fleet->decode.by_compute, 10);  // 5,000 tokens/s, 500 each
+  EXPECT_EQ(fleet->decode.by_link, 1);
+  EXPECT_EQ(fleet->decode.by_memory, 4);  // 100 sequences of 100,500 tokens, 30 a worker
+  traffic.uncached_tokens = 100001;
+  EXPECT_THAT(MessageOf(PlanFleet(shape, sizes, machine, traffic).status()),
+              HasSubstr("uncached-tokens"));
+  traffic.uncached_tokens = 1;
+  machine.memory_bytes = 1e9;
+  EXPECT_TRUE(absl::IsResourceExhausted(PlanFleet(shape, sizes, machine, traffic).status()));
+}
+
+TEST(Report, TablesAndDocumentAgree) {
+  PlanQuestions questions;
+  questions.machine.memory_bytes = 4e12;
+  questions.traffic = {.requests_per_second = 1,
+                       .input_tokens = 1000,
+                       .uncached_tokens = 500,
+                       .output_tokens = 100,
+                       .prefill_tokens_per_second = 1000,
+                       .decode_tokens_per_second = 1000,
+                       .stream_tokens_per_second = 50};
+  const auto document = PlanDocument(KimiK3Shape(), questions);
+  ASSERT_TRUE(document.ok()) << document.status();
+  EXPECT_EQ((*document)["sequence"]["state"].get<int64_t>(), 434110464);
+  EXPECT_EQ((*document)["fleet"]["prefill"]["workers"].get<int64_t>(), 1);
+  std::ostringstream text;
+  PrintPlan(*document, text);
+  EXPECT_THAT(text.str(), HasSubstr("434,110,464 bytes"));
+  EXPECT_THAT(text.str(), HasSubstr("multi-head"));
+  questions.machine.memory_bytes = 0;
+  EXPECT_THAT(MessageOf(PlanDocument(KimiK3Shape(), questions).status()), HasSubstr("memory"));
+}
+
+TEST(Errors, NameFileKeyAndRemedy) {
+  const auto message = [](std::string_view text) {
+    return MessageOf(ParseModelShape(text, "c.json").status());
+  };
+  EXPECT_THAT(message("{}"), HasSubstr("c.json: has neither linear_attn_config"));
+  EXPECT_THAT(message("[1]"), HasSubstr("c.json"));
+  EXPECT_THAT(message("{"), HasSubstr("c.json"));
+  EXPECT_THAT(message(R"({"kv_lora_rank": 512})"), HasSubstr("vocab_size"));
+  EXPECT_THAT(message(R"({"kv_lora_rank": -1, "vocab_size": 9})"), HasSubstr("c.json"));
+  EXPECT_TRUE(absl::IsNotFound(LoadModelShape(kConfigs + "none.json").status()));
+  EXPECT_THAT(MessageOf(BytesOfType("latents", "int4").status()), HasSubstr("latents"));
+}
+
+}  // namespace
+}  // namespace deltamesh
