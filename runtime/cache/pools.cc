@@ -54,6 +54,8 @@ absl::StatusOr<std::shared_ptr<FixedPool>> FixedPool::Create(const char* name, i
       return ResourceExhausted("%s: cannot reserve %d bytes: %s; make the pool smaller", name,
                                impl->bytes, std::strerror(errno));
     }
+    // Large pages save address translation where state is streamed; without them it only runs slower.
+    madvise(p, static_cast<size_t>(impl->bytes), MADV_HUGEPAGE);
     impl->base = static_cast<float*>(p);
   }
   impl->refs.assign(static_cast<size_t>(slots), 0);

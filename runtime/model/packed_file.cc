@@ -263,35 +263,41 @@ absl::StatusOr<std::unique_ptr<PackedFileWriter>> PackedFileWriter::Create(
     return ResourceExhausted("%s: no room for %d bytes (%s)", writer->partial_, writer->bytes_,
                              std::strerror(error));
   }
+  const auto size = static_cast<size_t>(writer->bytes_);
+  void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, writer->fd_, 0);
+  if (data == MAP_FAILED) {
+    return ResourceExhausted("%s: mapping %d bytes failed (%s)", writer->partial_, writer->bytes_,
+                             std::strerror(errno));
+  }
+  // Pieces written one by one would leave the page cache in small pages, and all readers with them.
+  madvise(data, size, MADV_HUGEPAGE);
+  writer->map_ = {static_cast<std::byte*>(data), size};
   return writer;
 }
 
 PackedFileWriter::~PackedFileWriter() {
+  Unmap();
   if (fd_ < 0) return;
   close(fd_);
   unlink(partial_.c_str());
 }
 
-absl::Status PackedFileWriter::WriteAt(int64_t offset, std::span<const std::byte> bytes) const {
-  while (!bytes.empty()) {
-    const ssize_t n = pwrite(fd_, bytes.data(), bytes.size(), offset);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      return Unavailable("%s: writing %d bytes at %d failed (%s)", partial_, bytes.size(), offset,
-                         std::strerror(errno));
-    }
-    bytes = bytes.subspan(static_cast<size_t>(n));
-    offset += n;
-  }
-  return absl::OkStatus();
+void PackedFileWriter::Unmap() {
+  if (!map_.empty()) munmap(map_.data(), map_.size());
+  map_ = {};
 }
 
-absl::Status PackedFileWriter::Write(int64_t entry, int64_t piece,
-                                     std::span<const std::byte> bytes) {
+void PackedFileWriter::WriteAt(int64_t offset, std::span<const std::byte> bytes) const {
+  CHECK(offset >= 0 && offset <= std::ssize(map_) - std::ssize(bytes), "%d bytes at %d of %d",
+        bytes.size(), offset, map_.size());
+  std::memcpy(map_.data() + offset, bytes.data(), bytes.size());
+}
+
+void PackedFileWriter::Write(int64_t entry, int64_t piece, std::span<const std::byte> bytes) {
   PackedEntry& e = entries_[static_cast<size_t>(entry)];
   e.pieces[static_cast<size_t>(piece)] = Crc32c(bytes);
   const int64_t row = piece * PiecePanels(e.matrix) * kPanel;
-  return WriteAt(e.offset + PackedBytes(e.matrix.format, row, e.matrix.cols), bytes);
+  WriteAt(e.offset + PackedBytes(e.matrix.format, row, e.matrix.cols), bytes);
 }
 
 absl::Status PackedFileWriter::Finish() {
@@ -307,8 +313,9 @@ absl::Status PackedFileWriter::Finish() {
   header.directory_bytes = std::ssize(directory);
   header.matrices = std::ssize(entries_);
   header.header_crc = HeaderCrc(header);
-  RETURN_IF_ERROR(WriteAt(kPackedPage, directory_bytes));
-  RETURN_IF_ERROR(WriteAt(0, std::as_bytes(std::span(&header, 1))));
+  WriteAt(kPackedPage, directory_bytes);
+  WriteAt(0, std::as_bytes(std::span(&header, 1)));
+  Unmap();
   if (fsync(fd_) != 0 || std::rename(partial_.c_str(), path_.c_str()) != 0) {
     return Unavailable("%s: cannot become %s (%s)", partial_, path_, std::strerror(errno));
   }

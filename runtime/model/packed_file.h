@@ -94,8 +94,8 @@ class PackedFileWriter {
   PackedFileWriter(const PackedFileWriter&) = delete;
   PackedFileWriter& operator=(const PackedFileWriter&) = delete;
 
-  absl::Status Write(int64_t entry, int64_t piece, std::span<const std::byte> bytes);
-  // All pieces must have been written. On disk when it returns.
+  void Write(int64_t entry, int64_t piece, std::span<const std::byte> bytes);
+  // All pieces must have been written. On disk when it returns; UNAVAILABLE when the disk failed.
   absl::Status Finish();
 
   // For `build` to call with bytes done and in all; may be null.
@@ -103,11 +103,13 @@ class PackedFileWriter {
 
  private:
   PackedFileWriter() = default;
-  absl::Status WriteAt(int64_t offset, std::span<const std::byte> bytes) const;
+  void WriteAt(int64_t offset, std::span<const std::byte> bytes) const;
+  void Unmap();
 
   std::string path_, partial_;
   PackedKey key_;
   std::vector<PackedEntry> entries_;
+  std::span<std::byte> map_;  // of the whole file
   int64_t bytes_ = 0;
   int fd_ = -1;
 };

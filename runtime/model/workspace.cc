@@ -1,7 +1,9 @@
 #include "runtime/model/workspace.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
-#include <new>
+#include <cstdlib>
 
 #include "runtime/base/status.h"
 
@@ -10,16 +12,18 @@ namespace deltamesh {
 namespace {
 constexpr int64_t kAlign = 64;
 constexpr int64_t kSegmentBytesMin = int64_t{1} << 20;
+constexpr int64_t kHugePage = int64_t{2} << 20;
 }  // namespace
 
-void Workspace::Free::operator()(std::byte* p) const {
-  ::operator delete (p, std::align_val_t{kAlign});
-}
+void Workspace::Free::operator()(std::byte* p) const { std::free(p); }
 
 Workspace::Segment Workspace::Allocate(int64_t bytes) {
-  auto* p = static_cast<std::byte*>(
-      ::operator new (static_cast<size_t>(bytes), std::align_val_t{kAlign}));
-  return {std::unique_ptr<std::byte, Free>(p), bytes};
+  const int64_t unit = bytes >= kHugePage ? kHugePage : kAlign;
+  const auto size = static_cast<size_t>((bytes + unit - 1) / unit * unit);
+  void* p = std::aligned_alloc(static_cast<size_t>(unit), size);
+  CHECK(p != nullptr, "no memory for a workspace of %d bytes", size);
+  if (unit == kHugePage) madvise(p, size, MADV_HUGEPAGE);  // a wish; works without
+  return {std::unique_ptr<std::byte, Free>(static_cast<std::byte*>(p)), bytes};
 }
 
 int64_t Workspace::bytes() const {
