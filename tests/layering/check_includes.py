@@ -19,6 +19,7 @@ MAY = {
     "runtime/text": ["runtime/base"],
     "runtime/prefix": ["runtime/base"],
     "runtime/cache": ["runtime/base", "runtime/prefix", "kernels/base"],
+    "runtime/store": ["runtime/base", "runtime/cache", "runtime/prefix"],
     "runtime/scheduler": ["runtime/base"],
     "runtime/sampling": ["runtime/base", "kernels/base"],
     "runtime/transfer": ["runtime/base", "runtime/cache", "proto"],

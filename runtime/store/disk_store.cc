@@ -1,0 +1,440 @@
+#include "runtime/store/disk_store.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "runtime/store/record_file.h"
+
+namespace deltamesh {
+namespace {
+
+constexpr std::string_view kStateSuffix = ".state";
+constexpr std::string_view kRecordSuffix = ".record";
+constexpr int64_t kHeadersForRoom = 65536;  // new files that are looked at when room is made
+
+bool KeyOfName(const std::string& name, PrefixKey* key) {
+  return name.ends_with(kStateSuffix) &&
+         ParseKeyHex(std::string_view(name).substr(0, name.size() - kStateSuffix.size()), key);
+}
+
+int64_t Sum(const std::vector<FolderEntry>& entries) {
+  int64_t bytes = 0;
+  for (const FolderEntry& entry : entries) bytes += entry.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+bool ParseKeyHex(std::string_view text, PrefixKey* key) {
+  if (text.size() != 32) return false;
+  for (size_t i = 0; i < 32; ++i) {
+    const char c = text[i];
+    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    if (digit < 0) return false;
+    uint8_t& byte = key->bytes[i / 2];
+    byte = static_cast<uint8_t>(i % 2 == 0 ? digit << 4 : byte | digit);
+  }
+  return true;
+}
+
+std::string DiskStore::NameOf(std::string_view record) {
+  return RecordFileName(record) + std::string(kRecordSuffix);
+}
+
+absl::StatusOr<std::unique_ptr<DiskStore>> DiskStore::Open(DiskStoreOptions options,
+                                                           const Clock* clock) {
+  if (options.bytes_max <= 0) {
+    return InvalidArgument("--store-gib: %d bytes for %s; give the store some room",
+                           options.bytes_max, options.folder);
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<StoreFolder> folder, StoreFolder::Open(options.folder));
+  {
+    // A folder that can only be read serves what it has; every write to it will say so.
+    const absl::StatusOr<FolderLock> lock = folder->Lock();
+    if (lock.ok()) {
+      if (const int64_t swept = folder->SweepLeftovers(); swept > 0) {
+        LogInfo("store.swept", {{"folder", options.folder}, {"files", swept}});
+      }
+    } else {
+      LogWarning("store.read_only",
+                 {{"folder", options.folder}, {"error", lock.status().ToString()}});
+    }
+  }
+  return std::unique_ptr<DiskStore>(new DiskStore(std::move(options), std::move(folder), clock));
+}
+
+// ---- what is there -------------------------------------------------------------------------------
+
+bool DiskStore::Scan() {
+  bool more = false;
+  const auto listed = Survey(options_.headers_per_scan, &more);
+  if (!listed.ok()) LogWarning("store.scan", {{"error", listed.status().ToString()}});
+  return more;
+}
+
+absl::StatusOr<std::vector<FolderEntry>> DiskStore::Survey(int64_t headers, bool* more) {
+  ASSIGN_OR_RETURN(std::vector<FolderEntry> entries, folder_->List());
+  std::vector<std::pair<const FolderEntry*, PrefixKey>> fresh;
+  {
+    absl::MutexLock lock(&mu_);
+    std::set<PrefixKey> there;
+    stats_.bytes = Sum(entries);
+    for (const FolderEntry& entry : entries) {
+      PrefixKey key;
+      if (!KeyOfName(entry.name, &key)) continue;
+      there.insert(key);
+      bool known = unusable_.contains(entry.name);
+      for (StoreIndex* index : {&index_, &foreign_}) {
+        const StoredState* state = index->Find(key);
+        if (state == nullptr) continue;
+        if (state->version == entry.version) {
+          index->Touch(key, entry.used);
+          known = true;
+        } else {
+          index->Remove(key);  // another process wrote it anew, perhaps below another parent
+        }
+      }
+      if (!known) fresh.emplace_back(&entry, key);
+    }
+    for (StoreIndex* index : {&index_, &foreign_}) {
+      std::vector<PrefixKey> gone;
+      index->ForEach([&](const StoredState& state) {
+        if (!there.contains(state.key)) gone.push_back(state.key);
+      });
+      for (const PrefixKey& key : gone) index->Remove(key);
+    }
+  }
+  *more = static_cast<int64_t>(fresh.size()) > headers;
+  if (*more) fresh.resize(static_cast<size_t>(headers));
+  for (const auto& [entry, key] : fresh) Learn(*entry, key);
+  return entries;
+}
+
+void DiskStore::Learn(const FolderEntry& entry, const PrefixKey& key) {
+  const auto look = [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(const auto reader, folder_->OpenFile(entry.name));
+    ASSIGN_OR_RETURN(const StateHeader header, ReadStateHeader(*reader));
+    const absl::Status mine = CheckStateHeader(header, options_.identity, key);
+    const std::optional<StoreRefusal> refusal = RefusalOf(mine);
+    if (refusal && !IsForeign(*refusal)) return mine;
+    absl::MutexLock lock(&mu_);
+    (refusal ? foreign_ : index_).Add(StoredState::Of(header, entry.used, entry.version));
+    if (refusal) ++stats_.refused[static_cast<size_t>(*refusal)];
+    return absl::OkStatus();
+  };
+  const absl::Status status = look();
+  if (!status.ok() && !absl::IsNotFound(status)) Failed(status, entry.name);
+}
+
+void DiskStore::Failed(const absl::Status& status, const std::string& name) {
+  const std::optional<StoreRefusal> refusal = RefusalOf(status);
+  absl::Status removed;
+  if (refusal) {
+    LogWarning("store.refused", {{"file", name}, {"error", status.ToString()}});
+    removed = folder_->Remove(name);
+  } else if (!absl::IsNotFound(status)) {
+    LogWarning("store.unreadable", {{"file", name}, {"error", status.ToString()}});
+  }
+  absl::MutexLock lock(&mu_);
+  if (refusal) {
+    ++stats_.refused[static_cast<size_t>(*refusal)];
+    if (!removed.ok()) unusable_.insert(name);
+  } else if (absl::IsNotFound(status)) {
+    ++stats_.missed;
+  } else {
+    ++stats_.read_failures;
+  }
+  PrefixKey key;
+  if (KeyOfName(name, &key) && (refusal || absl::IsNotFound(status))) index_.Remove(key);
+}
+
+StoreMatch DiskStore::Find(std::span<const PrefixKey> path) const {
+  absl::MutexLock lock(&mu_);
+  StoreMatch match;
+  match.snapshot = index_.Deepest(path);
+  if (match.snapshot > 0) {
+    match.files =
+        static_cast<int64_t>(index_.Chain(path[static_cast<size_t>(match.snapshot - 1)]).size());
+  }
+  return match;
+}
+
+bool DiskStore::Has(const PrefixKey& key) const {
+  absl::MutexLock lock(&mu_);
+  return index_.Complete(key);
+}
+
+std::vector<DiskStore::File> DiskStore::FilesOf(const PrefixKey& key) const {
+  absl::MutexLock lock(&mu_);
+  std::vector<File> files;
+  if (!index_.Complete(key)) return files;
+  for (const StoredPart& part : index_.Chain(key))
+    files.push_back({part.file, *index_.Find(part.file)});
+  std::reverse(files.begin(), files.end());
+  return files;
+}
+
+absl::StatusOr<std::unique_ptr<ByteReader>> DiskStore::OpenState(const PrefixKey& key) const {
+  return folder_->OpenFile(NameOf(key));
+}
+
+std::vector<PrefixKey> DiskStore::Resting(absl::Time before, double fill, size_t most) const {
+  absl::MutexLock lock(&mu_);
+  const bool full =
+      static_cast<double>(stats_.bytes) > fill * static_cast<double>(options_.bytes_max);
+  std::vector<PrefixKey> resting;
+  for (const PrefixKey& key : index_.Leaves(full ? most : SIZE_MAX)) {
+    if (!index_.Complete(key) || (!full && index_.Find(key)->used > before)) continue;
+    resting.push_back(key);
+    if (resting.size() == most) break;
+  }
+  return resting;
+}
+
+std::vector<StoreChange> DiskStore::TakeChanges() {
+  absl::MutexLock lock(&mu_);
+  return index_.TakeChanges();
+}
+
+std::vector<StoreChange> DiskStore::Everything() const {
+  absl::MutexLock lock(&mu_);
+  return index_.Everything();
+}
+
+StoreStats DiskStore::stats() const {
+  absl::MutexLock lock(&mu_);
+  StoreStats stats = stats_;
+  stats.states = index_.size();
+  return stats;
+}
+
+// ---- room ----------------------------------------------------------------------------------------
+
+bool DiskStore::EvictOneState(std::span<const PrefixKey> keep, int64_t* used) {
+  PrefixKey key;
+  int64_t bytes = 0;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto ours = index_.Least(keep), theirs = foreign_.Least(keep);
+    if (!ours && !theirs) return false;
+    const bool take_theirs = theirs && (!ours || foreign_.Worth(*theirs) < index_.Worth(*ours));
+    StoreIndex& from = take_theirs ? foreign_ : index_;
+    key = take_theirs ? *theirs : *ours;
+    bytes = from.Find(key)->bytes;
+    from.Remove(key);
+    ++stats_.evicted;
+    stats_.evicted_bytes += static_cast<uint64_t>(bytes);
+  }
+  const absl::Status removed = folder_->Remove(NameOf(key));
+  if (!removed.ok()) {
+    LogWarning("store.evict", {{"error", removed.ToString()}});
+    absl::MutexLock lock(&mu_);
+    unusable_.insert(NameOf(key));
+  } else {
+    *used -= bytes;
+  }
+  return true;
+}
+
+absl::Status DiskStore::MakeRoom(int64_t bytes, std::span<const PrefixKey> keep) {
+  if (bytes > options_.bytes_max) {
+    return ResourceExhausted("a file of %d bytes; the store holds at most %d, raise --store-gib",
+                             bytes, options_.bytes_max);
+  }
+  bool more = false;
+  ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, Survey(kHeadersForRoom, &more));
+  int64_t used = Sum(entries);
+  while (used + bytes > options_.bytes_max && EvictOneState(keep, &used)) {
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    stats_.bytes = used;
+  }
+  if (used + bytes > options_.bytes_max) {
+    return ResourceExhausted(
+        "%d bytes are needed and %d of %d are held by records, files being written and "
+        "files that cannot be removed; raise --store-gib",
+        bytes, used, options_.bytes_max);
+  }
+  return absl::OkStatus();
+}
+
+// ---- states --------------------------------------------------------------------------------------
+
+absl::StatusOr<PutResult> DiskStore::Put(const StateSource& source) {
+  CHECK(!source.path.empty() && source.latents.size() == source.path.size(),
+        "%d latents of %d blocks", source.latents.size(), source.path.size());
+  absl::StatusOr<PutResult> result = PutOnce(source);
+  // Another process took the parent away meanwhile.
+  for (int again = 0; again < 2 && absl::IsAborted(result.status()); ++again)
+    result = PutOnce(source);
+  absl::MutexLock lock(&mu_);
+  if (!result.ok()) {
+    ++stats_.write_failures;
+  } else if (result->written) {
+    ++stats_.writes;
+    stats_.written_bytes += static_cast<uint64_t>(result->bytes);
+    stats_.bytes += result->bytes;
+  }
+  return result;
+}
+
+absl::StatusOr<PutResult> DiskStore::PutOnce(const StateSource& source) {
+  const PrefixKey& key = source.path.back();
+  StoreIndex::Cover cover;
+  {
+    absl::MutexLock lock(&mu_);
+    if (index_.Complete(key)) {
+      index_.Touch(key, clock_->Now());
+      return PutResult();
+    }
+    cover = index_.Covered(source.path);
+  }
+  const StateHeader header = MakeStateHeader(source, options_.identity, cover.blocks, cover.file);
+  const std::string encoded = EncodeStateHeader(header);
+  const auto reserve = [&]() -> absl::StatusOr<TemporaryFile> {
+    ASSIGN_OR_RETURN(const FolderLock lock, folder_->Lock());
+    RETURN_IF_ERROR(MakeRoom(header.file_bytes(), {&cover.file, cover.blocks > 0 ? size_t{1} : 0}));
+    return folder_->Create(header.file_bytes(), clock_->Now());
+  };
+  ASSIGN_OR_RETURN(TemporaryFile file, reserve());
+  RETURN_IF_ERROR(file.Write(StatePieces(source, encoded, cover.blocks)));
+  const absl::Time now = clock_->Now();
+  FolderEntry entry;
+  {
+    ASSIGN_OR_RETURN(const FolderLock lock, folder_->Lock());
+    if (cover.blocks > 0 && !folder_->Has(NameOf(cover.file))) {
+      absl::MutexLock held(&mu_);
+      index_.Remove(cover.file);
+      return Aborted("%s was removed meanwhile", NameOf(cover.file));
+    }
+    ASSIGN_OR_RETURN(entry, folder_->Commit(std::move(file), NameOf(key), now));
+  }
+  absl::MutexLock lock(&mu_);
+  unusable_.erase(NameOf(key));
+  index_.Add(StoredState::Of(header, now, entry.version));
+  return PutResult{
+      .written = true, .bytes = header.file_bytes(), .blocks = header.blocks - header.from};
+}
+
+absl::StatusOr<int64_t> DiskStore::Read(const StateTarget& target,
+                                        const std::function<bool()>& cancelled) {
+  CHECK(!target.path.empty() && target.latents.size() == target.path.size(),
+        "%d latents of %d blocks", target.latents.size(), target.path.size());
+  const PrefixKey& key = target.path.back();
+  std::vector<StoredPart> parts;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!index_.Complete(key)) {
+      ++stats_.missed;
+      return NotFound("no state at %s", key.Hex());
+    }
+    parts = index_.Chain(key);
+  }
+  const PartRead read = ReadParts(
+      parts, options_.identity, target,
+      [this](const PrefixKey& file) { return folder_->OpenFile(NameOf(file)); }, cancelled);
+  if (!read.status.ok()) {
+    if (!absl::IsCancelled(read.status)) Failed(read.status, NameOf(read.file));
+    return read.status;
+  }
+  const absl::Time now = clock_->Now();
+  for (const StoredPart& part : parts) folder_->Touch(NameOf(part.file), now);
+  absl::MutexLock lock(&mu_);
+  for (const StoredPart& part : parts) index_.Touch(part.file, now);
+  ++stats_.reads;
+  stats_.read_bytes += static_cast<uint64_t>(read.bytes);
+  return read.bytes;
+}
+
+void DiskStore::Remove(const PrefixKey& key) {
+  const absl::StatusOr<FolderLock> lock = folder_->Lock();
+  if (!lock.ok()) return;
+  bool more = false;
+  if (!Survey(kHeadersForRoom, &more).ok()) return;
+  {
+    absl::MutexLock held(&mu_);
+    if (index_.Find(key) == nullptr || index_.HasChildren(key)) return;
+    stats_.bytes -= index_.Find(key)->bytes;
+    index_.Remove(key);
+  }
+  const absl::Status removed = folder_->Remove(NameOf(key));
+  if (!removed.ok()) LogWarning("store.remove", {{"error", removed.ToString()}});
+}
+
+// ---- records -------------------------------------------------------------------------------------
+
+absl::Status DiskStore::MakeRecordRoom(std::string_view name, int64_t bytes) {
+  ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, folder_->List());
+  std::vector<FolderEntry> records;
+  for (const FolderEntry& entry : entries) {
+    if (entry.name.ends_with(kRecordSuffix) && entry.name != NameOf(name)) records.push_back(entry);
+  }
+  std::sort(records.begin(), records.end(), [](const FolderEntry& a, const FolderEntry& b) {
+    return std::tie(a.used, a.name) < std::tie(b.used, b.name);
+  });
+  int64_t held = Sum(records);
+  auto count = static_cast<int64_t>(records.size());
+  const int64_t most = std::min(options_.records_bytes_max, options_.bytes_max);
+  if (bytes > most) {
+    return ResourceExhausted(
+        "record \"%s\": %d bytes; the store holds at most %d of them, raise --store-gib", name,
+        bytes, most);
+  }
+  for (const FolderEntry& record : records) {
+    if (count < options_.records_max && held + bytes <= most) break;
+    RETURN_IF_ERROR(folder_->Remove(record.name));
+    held -= record.bytes;
+    --count;
+    absl::MutexLock lock(&mu_);
+    ++stats_.evicted;
+    stats_.evicted_bytes += static_cast<uint64_t>(record.bytes);
+  }
+  return MakeRoom(bytes, {});
+}
+
+absl::Status DiskStore::WriteRecord(std::string_view name, const std::string& bytes) {
+  ASSIGN_OR_RETURN(const FolderLock lock, folder_->Lock());
+  const auto size = static_cast<int64_t>(bytes.size());
+  RETURN_IF_ERROR(MakeRecordRoom(name, size));
+  const absl::Time now = clock_->Now();
+  ASSIGN_OR_RETURN(TemporaryFile file, folder_->Create(size, now));
+  RETURN_IF_ERROR(file.Write({std::as_bytes(std::span(bytes))}));
+  return folder_->Commit(std::move(file), NameOf(name), now).status();
+}
+
+absl::Status DiskStore::PutRecord(std::string_view name, std::string_view content) {
+  RETURN_IF_ERROR(CheckRecord(name, content.size()));
+  const absl::Status status = WriteRecord(name, EncodeRecord(name, content));
+  absl::MutexLock lock(&mu_);
+  ++(status.ok() ? stats_.record_writes : stats_.write_failures);
+  return status;
+}
+
+absl::StatusOr<std::string> DiskStore::GetRecord(std::string_view name) {
+  RETURN_IF_ERROR(CheckRecord(name, 0));
+  const auto read = [&]() -> absl::StatusOr<std::string> {
+    ASSIGN_OR_RETURN(const auto reader, folder_->OpenFile(NameOf(name)));
+    return ReadRecord(*reader, name);
+  };
+  absl::StatusOr<std::string> content = read();
+  if (absl::IsNotFound(content.status())) return NotFound("no record \"%s\"", name);
+  if (!content.ok()) {
+    Failed(content.status(), NameOf(name));
+    return content;
+  }
+  folder_->Touch(NameOf(name), clock_->Now());
+  absl::MutexLock lock(&mu_);
+  ++stats_.record_reads;
+  return content;
+}
+
+absl::Status DiskStore::RemoveRecord(std::string_view name) {
+  RETURN_IF_ERROR(CheckRecord(name, 0));
+  return folder_->Remove(NameOf(name));
+}
+
+}  // namespace deltamesh

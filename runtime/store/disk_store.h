@@ -1,0 +1,122 @@
+// Snapshots and records in a folder that the processes of a machine share: everyone reads everything, files
+// appear whole, and the folder never holds more than the bound.
+//
+// Names: KEY.state with the key as 32 hex digits, NAME.record with NAME as RecordFileName. Whoever writes
+// takes the folder's lock twice for a moment: to make room and reserve it, and to give the file its name
+// when its parent is still there. Files without children go first, the least valuable of them
+// (store_index.h), whoever wrote or used them.
+//
+// What is refused is removed and counted, and its name with it, except files of another model or layout:
+// they are left to whoever they belong to, count against the bound and are evicted alike.
+//
+// Thread-safe. Calls marked "disk" wait for it; the others never do.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "runtime/base/clock.h"
+#include "runtime/store/state_reader.h"
+#include "runtime/store/store_folder.h"
+#include "runtime/store/store_index.h"
+#include "runtime/store/store_types.h"
+
+namespace deltamesh {
+
+struct DiskStoreOptions {
+  std::string folder;
+  int64_t bytes_max = 0;  // of all files together, those being written included
+  StateIdentity identity;
+  int64_t records_max = 4096;
+  int64_t records_bytes_max = int64_t{1} << 30;  // within bytes_max
+  int64_t headers_per_scan = 4096;
+};
+
+class DiskStore {
+ public:
+  // Disk. Makes the folder and sweeps what a crash left. `clock` must outlive it.
+  static absl::StatusOr<std::unique_ptr<DiskStore>> Open(DiskStoreOptions options,
+                                                         const Clock* clock);
+
+  // Disk. Learns of the files that others wrote and removed, at most headers_per_scan new ones; true when
+  // there are more.
+  bool Scan();
+
+  // The deepest state along the path that can be read.
+  StoreMatch Find(std::span<const PrefixKey> path) const;
+  bool Has(const PrefixKey& key) const;
+
+  // Disk. Writes what is not there yet, with all its latents that no other file has. RESOURCE_EXHAUSTED:
+  // larger than the bound, or the disk is full. `cancelled` may be null.
+  absl::StatusOr<PutResult> Put(const StateSource& source);
+  // Disk. Reads the state at target.path.back(); how many bytes. NOT_FOUND: it is gone. A refusal
+  // (refusal.h): what is damaged was removed.
+  absl::StatusOr<int64_t> Read(const StateTarget& target, const std::function<bool()>& cancelled);
+  // Disk. A state is of no use any more; kept when others need its latents.
+  void Remove(const PrefixKey& key);
+
+  // Disk. Records: replaced as a whole; the least recently used go when there are too many.
+  absl::Status PutRecord(std::string_view name, std::string_view content);
+  absl::StatusOr<std::string> GetRecord(std::string_view name);
+  absl::Status RemoveRecord(std::string_view name);
+
+  // For another tier: the files of a state, root first, and their bytes (disk).
+  struct File {
+    PrefixKey key;
+    StoredState state;
+  };
+  std::vector<File> FilesOf(const PrefixKey& key) const;
+  absl::StatusOr<std::unique_ptr<ByteReader>> OpenState(const PrefixKey& key) const;
+  // States without children that rested since `before`, and the next to go when the folder is fuller than
+  // `fill` of its bound; at most `most`.
+  std::vector<PrefixKey> Resting(absl::Time before, double fill, size_t most) const;
+
+  // What can be found, as it changes.
+  std::vector<StoreChange> TakeChanges();
+  std::vector<StoreChange> Everything() const;
+
+  StoreStats stats() const;
+  const DiskStoreOptions& options() const { return options_; }
+
+ private:
+  DiskStore(DiskStoreOptions options, std::unique_ptr<StoreFolder> folder, const Clock* clock)
+      : options_(std::move(options)), folder_(std::move(folder)), clock_(clock) {}
+
+  static std::string NameOf(const PrefixKey& key) { return key.Hex() + ".state"; }
+  static std::string NameOf(std::string_view record);
+
+  absl::StatusOr<PutResult> PutOnce(const StateSource& source);
+  // Lists the folder and brings the indexes up to date; reads at most `headers` headers of new files.
+  absl::StatusOr<std::vector<FolderEntry>> Survey(int64_t headers, bool* more);
+  void Learn(const FolderEntry& entry, const PrefixKey& key);
+  // Under the folder's lock: removes files until `bytes` more fit.
+  absl::Status MakeRoom(int64_t bytes, std::span<const PrefixKey> keep);
+  absl::Status MakeRecordRoom(std::string_view name, int64_t bytes);
+  bool EvictOneState(std::span<const PrefixKey> keep, int64_t* used);
+  absl::Status WriteRecord(std::string_view name, const std::string& bytes);
+  // Counts a refusal or another failure to read `name`, and removes what is damaged.
+  void Failed(const absl::Status& status, const std::string& name);
+
+  const DiskStoreOptions options_;
+  const std::unique_ptr<StoreFolder> folder_;
+  const Clock* const clock_;
+
+  mutable absl::Mutex mu_;
+  StoreIndex index_ ABSL_GUARDED_BY(mu_);
+  StoreIndex foreign_ ABSL_GUARDED_BY(mu_);
+  std::set<std::string> unusable_ ABSL_GUARDED_BY(mu_);  // refused, and could not be removed
+  StoreStats stats_ ABSL_GUARDED_BY(mu_);
+};
+
+// The key that 32 hex digits name; false when `text` is something else.
+bool ParseKeyHex(std::string_view text, PrefixKey* key);
+
+}  // namespace deltamesh

@@ -1,0 +1,100 @@
+// A folder of files that several processes read and write: whole files appear by an atomic rename, whoever
+// wants room holds the lock. Knows names and bytes, no formats.
+//
+// When a file was last used is its access time, which only Touch sets: reading here leaves it alone where the
+// system lets it. The modification time, with the inode, tells files of one name apart.
+//
+// A writer holds its temporary file locked while it lives, so a temporary file that can be locked was left
+// by a crash.
+//
+// Thread-safe, but for FolderLock and TemporaryFile, which belong to one thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "runtime/store/byte_reader.h"
+
+namespace deltamesh {
+
+// Full disk RESOURCE_EXHAUSTED, no such file NOT_FOUND, no permission or read-only FAILED_PRECONDITION,
+// others INTERNAL. `doing` names the action and the file.
+absl::Status ErrnoStatus(int error, const std::string& doing);
+
+struct FolderEntry {
+  std::string name;
+  int64_t bytes = 0;
+  absl::Time used;
+  uint64_t version = 0;  // another one after the name was given to another file
+};
+
+class FolderLock {
+ public:
+  explicit FolderLock(int fd) : fd_(fd) {}
+  FolderLock(FolderLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FolderLock& operator=(FolderLock&&) = delete;
+  ~FolderLock();
+
+ private:
+  int fd_;
+};
+
+// A file in the making; removed unless Commit was reached.
+class TemporaryFile {
+ public:
+  TemporaryFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  TemporaryFile(TemporaryFile&& other) noexcept
+      : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+  TemporaryFile& operator=(TemporaryFile&&) = delete;
+  ~TemporaryFile();
+
+  // Writes everything and waits until it is on the disk.
+  absl::Status Write(const BytePieces& pieces);
+  const std::string& path() const { return path_; }
+
+ private:
+  friend class StoreFolder;
+  std::string path_;
+  int fd_;
+};
+
+class StoreFolder {
+ public:
+  // Makes the folder when it is not there.
+  static absl::StatusOr<std::unique_ptr<StoreFolder>> Open(std::string path);
+
+  // Waits for other processes, which hold it for moments only.
+  absl::StatusOr<FolderLock> Lock() const;
+
+  // Under the lock: makes a temporary file of `bytes`, which count from now on.
+  absl::StatusOr<TemporaryFile> Create(int64_t bytes, absl::Time now) const;
+  // Under the lock: gives it its name, in place of what had it. Used now.
+  absl::StatusOr<FolderEntry> Commit(TemporaryFile file, const std::string& name,
+                                     absl::Time now) const;
+  // Under the lock: removes what crashed writers left; how many files.
+  int64_t SweepLeftovers() const;
+
+  // Everything but the lock; temporary files have names for which IsTemporary holds.
+  absl::StatusOr<std::vector<FolderEntry>> List() const;
+  static bool IsTemporary(const std::string& name);
+
+  absl::StatusOr<std::unique_ptr<ByteReader>> OpenFile(const std::string& name) const;
+  bool Has(const std::string& name) const;
+  absl::Status Remove(const std::string& name) const;
+  // Sets when it was last used; errors do not matter.
+  void Touch(const std::string& name, absl::Time used) const;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  explicit StoreFolder(std::string path) : path_(std::move(path)) {}
+  std::string PathOf(const std::string& name) const { return path_ + "/" + name; }
+
+  const std::string path_;
+};
+
+}  // namespace deltamesh

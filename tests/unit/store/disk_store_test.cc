@@ -1,0 +1,334 @@
+// One process and its folder: what is found again, what is refused, what makes room.
+#include "runtime/store/disk_store.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "runtime/base/log.h"
+#include "tests/unit/store/store_fixture.h"
+
+namespace deltamesh {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ReadFile;
+using testing::SteppedClock;
+using testing::TestFolder;
+using testing::TestPath;
+using testing::TestState;
+using testing::TestTarget;
+using testing::TinyIdentity;
+using testing::WriteFile;
+
+class DiskStoreTest : public ::testing::Test {
+ protected:
+  void SetUp() override { InitLog("test", LogLevel::kError); }
+
+  std::unique_ptr<DiskStore> OpenStore(int64_t bytes_max = int64_t{1} << 20) {
+    DiskStoreOptions options;
+    options.folder = folder_.path + "/a/b";
+    options.bytes_max = bytes_max;
+    options.identity = identity_;
+    options.records_max = 5;
+    options.records_bytes_max = 2000;
+    auto store = DiskStore::Open(options, &clock_);
+    CHECK_OK(store.status());
+    while ((*store)->Scan()) {
+    }
+    return *std::move(store);
+  }
+  std::string FileOf(const PrefixKey& key) const {
+    return folder_.path + "/a/b/" + key.Hex() + ".state";
+  }
+  int64_t FolderBytes() const {
+    int64_t bytes = 0;
+    for (const auto& entry : fs::directory_iterator(folder_.path + "/a/b")) {
+      bytes += static_cast<int64_t>(entry.file_size());
+    }
+    return bytes;
+  }
+  void Put(DiskStore& store, const std::vector<PrefixKey>& path) {
+    const auto put = store.Put(TestState(path).source());
+    ASSERT_TRUE(put.ok()) << put.status();
+    clock_.now += absl::Seconds(1);
+  }
+  static absl::Status Read(DiskStore& store, const std::vector<PrefixKey>& path, int64_t have = 0) {
+    TestTarget target(path, have);
+    const auto read = store.Read(target.target(), nullptr);
+    if (read.ok()) {
+      EXPECT_TRUE(target.Right());
+      EXPECT_GT(*read, 0);
+    }
+    return read.status();
+  }
+  static std::vector<PrefixKey> First(const std::vector<PrefixKey>& path, int64_t blocks) {
+    return {path.begin(), path.begin() + blocks};
+  }
+
+  TestFolder folder_;
+  SteppedClock clock_;
+  StateIdentity identity_ = TinyIdentity();
+};
+
+TEST_F(DiskStoreTest, StatesAreFoundAgainByAnotherProcess) {
+  const auto path = TestPath(1, 9);
+  {
+    auto store = OpenStore();
+    EXPECT_EQ(store->Find(path).snapshot, 0);
+    for (const int64_t blocks : {4, 9}) Put(*store, First(path, blocks));
+    EXPECT_EQ(store->Find(path).snapshot, 9);
+  }
+  auto store = OpenStore();
+  EXPECT_EQ(store->Find(path).snapshot, 9);
+  EXPECT_EQ(store->Find(path).files, 2);
+  EXPECT_EQ(store->Find(First(path, 8)).snapshot, 4);
+  for (const int64_t have : {0, 1, 4, 5, 9}) EXPECT_TRUE(Read(*store, path, have).ok()) << have;
+  EXPECT_TRUE(Read(*store, First(path, 4)).ok());
+  EXPECT_EQ(store->stats().reads, 6u);
+  EXPECT_EQ(Read(*store, First(path, 5)).code(), absl::StatusCode::kNotFound);
+}
+
+// A shared beginning is in the folder once, wherever the paths part.
+TEST_F(DiskStoreTest, SharedBlocksAreWrittenOnce) {
+  auto store = OpenStore();
+  const auto a = TestPath(1, 8, 6), b = TestPath(2, 9, 6);
+  EXPECT_EQ(store->Put(TestState(a).source())->blocks, 8);
+  EXPECT_EQ(store->Put(TestState(b).source())->blocks, 3);
+  EXPECT_EQ(store->Put(TestState(First(a, 5)).source())->blocks, 0);  // only the slab
+  EXPECT_FALSE(store->Put(TestState(a).source())->written);
+  for (const auto& path : {a, b, First(a, 5)}) EXPECT_TRUE(Read(*store, path).ok());
+  auto again = OpenStore();
+  for (const auto& path : {a, b, First(a, 5)}) EXPECT_TRUE(Read(*again, path).ok());
+  EXPECT_EQ(again->stats().bytes, FolderBytes());
+}
+
+// Whichever byte is flipped: refused with a name, counted, gone, and written again.
+TEST_F(DiskStoreTest, DamagedFilesAreRefusedAndReplaced) {
+  const auto path = TestPath(3, 3);
+  auto store = OpenStore();
+  Put(*store, path);
+  const std::string good = ReadFile(FileOf(path.back()));
+  for (size_t at = 0; at < good.size(); at += 7) {
+    std::string bad = good;
+    bad[at] ^= 0x10;
+    WriteFile(FileOf(path.back()), bad);
+    const absl::Status read = Read(*store, path);
+    ASSERT_TRUE(RefusalOf(read)) << at << read;
+    EXPECT_FALSE(fs::exists(FileOf(path.back())));
+    EXPECT_EQ(store->Find(path).snapshot, 0);
+    Put(*store, path);
+  }
+  const StoreStats stats = store->stats();
+  uint64_t refused = 0;
+  for (const uint64_t n : stats.refused) refused += n;
+  EXPECT_EQ(refused, (good.size() + 6) / 7);
+  EXPECT_TRUE(Read(*store, path).ok());
+}
+
+TEST_F(DiskStoreTest, DamageIsFoundAtStartWhenItIsInAHeader) {
+  const auto path = TestPath(3, 3);
+  Put(*OpenStore(), path);
+  std::string bytes = ReadFile(FileOf(path.back()));
+  const std::pair<size_t, StoreRefusal> flips[] = {{0, StoreRefusal::kBadMagic},
+                                                   {8, StoreRefusal::kBadVersion},
+                                                   {50, StoreRefusal::kBadHeader},
+                                                   {170, StoreRefusal::kBadHeader}};
+  for (const auto& [at, reason] : flips) {
+    std::string bad = bytes;
+    bad[at] ^= 1;
+    WriteFile(FileOf(path.back()), bad);
+    auto store = OpenStore();
+    EXPECT_EQ(store->stats().refused[static_cast<size_t>(reason)], 1u) << at;
+    EXPECT_EQ(store->Find(path).snapshot, 0);
+    EXPECT_FALSE(fs::exists(FileOf(path.back())));
+  }
+  // Under another file's name.
+  WriteFile(FileOf(TestPath(4, 3).back()), bytes);
+  auto store = OpenStore();
+  EXPECT_EQ(store->stats().refused[static_cast<size_t>(StoreRefusal::kWrongName)], 1u);
+  WriteFile(FileOf(path.back()), bytes.substr(0, bytes.size() - 1));
+  store->Scan();
+  EXPECT_EQ(store->stats().refused[static_cast<size_t>(StoreRefusal::kTruncated)], 1u);
+}
+
+// A damaged parent makes its children useless until it is written again.
+TEST_F(DiskStoreTest, ChildrenWaitForTheirParent) {
+  const auto path = TestPath(5, 6);
+  auto store = OpenStore();
+  Put(*store, First(path, 3));
+  Put(*store, path);
+  std::string bytes = ReadFile(FileOf(path[2]));
+  bytes.back() ^= 1;
+  WriteFile(FileOf(path[2]), bytes);
+  EXPECT_EQ(*RefusalOf(Read(*store, path)), StoreRefusal::kBadContent);
+  EXPECT_EQ(store->Find(path).snapshot, 0);
+  Put(*store, First(path, 3));
+  EXPECT_EQ(store->Find(path).snapshot, 6);
+  EXPECT_TRUE(Read(*store, path).ok());
+}
+
+TEST_F(DiskStoreTest, ForeignFilesAreLeftAloneAndAgeOut) {
+  const auto mine = TestPath(6, 3), theirs = TestPath(7, 3);
+  identity_.model = PrefixModel("another", 1);
+  Put(*OpenStore(), theirs);
+  const auto file = static_cast<int64_t>(fs::file_size(FileOf(theirs.back())));
+  identity_ = TinyIdentity();
+  auto store = OpenStore(3 * file);
+  EXPECT_EQ(store->stats().refused[static_cast<size_t>(StoreRefusal::kForeignModel)], 1u);
+  EXPECT_EQ(store->Find(theirs).snapshot, 0);
+  EXPECT_TRUE(fs::exists(FileOf(theirs.back())));
+  clock_.now += absl::Hours(1);
+  for (uint64_t i = 0; i < 3; ++i) Put(*store, TestPath(20 + i, 3));
+  EXPECT_FALSE(fs::exists(FileOf(theirs.back())));
+  EXPECT_EQ(store->Find(TestPath(20, 3)).snapshot, 3);
+  EXPECT_EQ(store->Find(mine).snapshot, 0);
+}
+
+// Random writes and reads beneath a bound of a few files: never above it, never a wrong byte, nothing that
+// has children goes before them.
+TEST_F(DiskStoreTest, TheBoundHolds) {
+  const int64_t bound = 12000;
+  auto store = OpenStore(bound);
+  SeededEntropy random(5);
+  int hits = 0;
+  for (int step = 0; step < 400; ++step) {
+    const auto path =
+        First(TestPath(random.Next() % 6, 8, 3), 1 + static_cast<int64_t>(random.Next() % 8));
+    const int64_t found = store->Find(path).snapshot;
+    if (found > 0) {
+      ASSERT_TRUE(Read(*store, First(path, found)).ok());
+      ++hits;
+    }
+    const auto put = store->Put(TestState(path).source());
+    ASSERT_TRUE(put.ok()) << put.status();
+    ASSERT_EQ(store->Find(path).snapshot, static_cast<int64_t>(path.size()));
+    ASSERT_LE(FolderBytes(), bound);
+    ASSERT_EQ(store->stats().bytes, FolderBytes());
+    clock_.now += absl::Seconds(20);
+    if (step % 50 == 0) {
+      const auto other = OpenStore(bound);
+      EXPECT_EQ(other->Everything().size(), store->Everything().size());
+    }
+  }
+  EXPECT_GT(store->stats().evicted, 50u);
+  EXPECT_GT(hits, 50);
+  const absl::Status large = store->Put(TestState(TestPath(1, 60)).source()).status();
+  EXPECT_EQ(large.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(large.message().find("--store-gib"), std::string::npos);
+}
+
+TEST_F(DiskStoreTest, LeftoversOfACrashAreSweptAndThoseOfTheLivingAreNot) {
+  auto store = OpenStore();
+  const std::string left = folder_.path + "/a/b/.writing-99999-1-1";
+  WriteFile(left, std::string(100, 'x'));
+  const auto folder = StoreFolder::Open(folder_.path + "/a/b");
+  {
+    auto living = (*folder)->Create(50, clock_.now);
+    ASSERT_TRUE(living.ok());
+    OpenStore();
+    EXPECT_FALSE(fs::exists(left));
+    EXPECT_TRUE(fs::exists(living->path()));
+  }
+  EXPECT_EQ(FolderBytes(), 0);
+}
+
+TEST_F(DiskStoreTest, RecordsAreKeptWithinTheirBounds) {
+  auto store = OpenStore();
+  EXPECT_EQ(store->GetRecord("a").status().code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(store->PutRecord("tenant/a", "one").ok());
+  ASSERT_TRUE(store->PutRecord("tenant/a", "two").ok());
+  EXPECT_EQ(*OpenStore()->GetRecord("tenant/a"), "two");
+  ASSERT_TRUE(store->RemoveRecord("tenant/a").ok());
+  ASSERT_TRUE(store->RemoveRecord("tenant/a").ok());
+  EXPECT_FALSE(store->GetRecord("tenant/a").ok());
+  for (int i = 0; i < 7; ++i) {
+    ASSERT_TRUE(store->PutRecord(std::to_string(i), "x").ok());
+    clock_.now += absl::Seconds(1);
+    if (i >= 2) EXPECT_TRUE(store->GetRecord("2").ok());  // is used
+    clock_.now += absl::Seconds(1);
+  }
+  for (int i = 0; i < 7; ++i)
+    EXPECT_EQ(store->GetRecord(std::to_string(i)).ok(), i == 2 || i >= 3) << i;
+  ASSERT_TRUE(store->PutRecord("large", std::string(1500, 'x')).ok());
+  ASSERT_TRUE(store->PutRecord("other", std::string(1500, 'x')).ok());
+  EXPECT_FALSE(store->GetRecord("large").ok());
+  EXPECT_EQ(store->PutRecord("huge", std::string(3000, 'x')).code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(store->PutRecord("", "x").code(), absl::StatusCode::kInvalidArgument);
+  const std::string file = folder_.path + "/a/b/other.record";
+  std::string bytes = ReadFile(file);
+  bytes.back() ^= 1;
+  WriteFile(file, bytes);
+  EXPECT_EQ(*RefusalOf(store->GetRecord("other").status()), StoreRefusal::kBadContent);
+  EXPECT_FALSE(fs::exists(file));
+}
+
+// A file that may not grow stands for a disk that is full: the write ends half way.
+TEST_F(DiskStoreTest, AFullDiskIsAnError) {
+  auto store = OpenStore();
+  Put(*store, TestPath(1, 2));
+  struct rlimit before;
+  getrlimit(RLIMIT_FSIZE, &before);
+  signal(SIGXFSZ, SIG_IGN);
+  const struct rlimit small = {200, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  const absl::Status full = store->Put(TestState(TestPath(2, 3)).source()).status();
+  const absl::Status record = store->PutRecord("r", std::string(500, 'x'));
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+  EXPECT_EQ(record.code(), absl::StatusCode::kResourceExhausted) << record;
+  EXPECT_EQ(store->stats().write_failures, 2u);
+  EXPECT_TRUE(Read(*store, TestPath(1, 2)).ok());
+  for (const auto& entry : fs::directory_iterator(folder_.path + "/a/b")) {
+    EXPECT_FALSE(StoreFolder::IsTemporary(entry.path().filename())) << entry.path();
+  }
+  Put(*store, TestPath(2, 3));
+}
+
+TEST_F(DiskStoreTest, AFolderThatCannotBeWrittenIsReadAndSaysSo) {
+  const auto path = TestPath(1, 2), damaged = TestPath(2, 2);
+  {
+    auto store = OpenStore();
+    Put(*store, path);
+    Put(*store, damaged);
+  }
+  std::string bytes = ReadFile(FileOf(damaged.back()));
+  bytes.back() ^= 1;
+  WriteFile(FileOf(damaged.back()), bytes);
+  fs::permissions(folder_.path, fs::perms(0755));
+  fs::permissions(folder_.path + "/a/b", fs::perms(0555));
+  if (geteuid() == 0) ASSERT_EQ(seteuid(65534), 0);
+  {
+    auto store = OpenStore();
+    EXPECT_TRUE(Read(*store, path).ok());
+    const absl::Status put = store->Put(TestState(TestPath(3, 2)).source()).status();
+    EXPECT_EQ(put.code(), absl::StatusCode::kFailedPrecondition) << put;
+    EXPECT_NE(put.message().find("--store-dir"), std::string::npos);
+    EXPECT_FALSE(store->PutRecord("r", "x").ok());
+    EXPECT_TRUE(RefusalOf(Read(*store, damaged)));
+    store->Scan();
+    EXPECT_EQ(store->Find(damaged).snapshot, 0);  // cannot be removed, and is not tried again
+  }
+  if (getuid() == 0) ASSERT_EQ(seteuid(0), 0);
+  fs::permissions(folder_.path + "/a/b", fs::perms(0755));
+  WriteFile(folder_.path + "/file", "");
+  DiskStoreOptions options;
+  options.folder = folder_.path + "/file";
+  options.bytes_max = 1;
+  EXPECT_EQ(DiskStore::Open(options, &clock_).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(DiskStoreTest, ACancelledReadEnds) {
+  auto store = OpenStore();
+  Put(*store, TestPath(1, 5));
+  TestTarget target(TestPath(1, 5));
+  EXPECT_EQ(store->Read(target.target(), [] { return true; }).status().code(),
+            absl::StatusCode::kCancelled);
+  EXPECT_TRUE(Read(*store, TestPath(1, 5)).ok());
+}
+
+}  // namespace
+}  // namespace deltamesh
