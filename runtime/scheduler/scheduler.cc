@@ -53,6 +53,7 @@ std::vector<PlannedChunk> Scheduler::Plan() {
   const auto take = [&](Entry& e, int64_t tokens) {
     plan.push_back({e.id, tokens});
     e.position += tokens;
+    e.on_seat += tokens;
     e.served = step_;
   };
 
@@ -81,11 +82,29 @@ void Scheduler::GiveSeats() {
     taken += e.seated;
   }
   for (Entry& e : entries_) {
-    if (taken == options_.running_max) return;
+    if (taken == options_.running_max) return MakeWay();
     if (e.seated || e.complete()) continue;
     e.seated = true;
+    e.on_seat = 0;
     ++taken;
   }
+}
+
+void Scheduler::MakeWay() {
+  Entry *shortest = nullptr, *longest = nullptr;
+  for (Entry& e : entries_) {
+    if (!e.prompt()) continue;
+    if (!e.seated) {
+      if (e.generates) continue;  // it would keep the seat for its answer
+      if (shortest == nullptr || e.left() < shortest->left()) shortest = &e;
+    } else if (e.on_seat >= options_.chunk_tokens_max) {
+      if (longest == nullptr || e.left() > longest->left()) longest = &e;
+    }
+  }
+  if (shortest == nullptr || longest == nullptr || 2 * shortest->left() >= longest->left()) return;
+  longest->seated = false;
+  shortest->seated = true;
+  shortest->on_seat = 0;
 }
 
 std::vector<Scheduler::Entry*> Scheduler::Seated(bool prompts) {

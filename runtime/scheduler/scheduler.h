@@ -2,7 +2,10 @@
 //
 // The rule, simple on purpose:
 //   * Seats: at most running_max sequences run; the others wait, first come first seated. A seat is
-//     kept until the sequence is removed or, for a prefill, complete.
+//     kept until the sequence is removed or, for a prefill, complete. But a prompt that had a chunk's
+//     worth of tokens on its seat makes way, one a step, for a waiting prefill with less than half of
+//     what it has left; it is seated again before those that came later. So short prompts do not wait
+//     for long ones to end, and long ones get a chunk on for each short one that passes.
 //   * Every running sequence whose prompt is done gets one token, least recently served first.
 //   * What is left of step_tokens_max is shared evenly among running prompts, at least one block
 //     each, least recently served first; what nobody took goes to them again in that order. No
@@ -65,16 +68,19 @@ class Scheduler {
     bool seated = false;
     uint64_t served = 0;  // the step that served it last; 0: none
     int64_t planned = 0;  // tokens in the plan being made
+    int64_t on_seat = 0;  // tokens since it was seated
 
     int64_t next_stop() const {
       const auto cut = std::upper_bound(cuts.begin(), cuts.end(), position);
       return cut == cuts.end() ? end : *cut;
     }
+    int64_t left() const { return end - position; }
     bool prompt() const { return position < end; }
     bool complete() const { return !prompt() && !generates; }
   };
 
   void GiveSeats();
+  void MakeWay();
   std::vector<Entry*> Seated(bool prompts);
   int64_t PlanPrompts(const std::vector<Entry*>& prompts, int64_t budget, int64_t share) const;
 

@@ -199,5 +199,41 @@ TEST(Scheduler, InvariantsUnderRandomLoad) {
   }
 }
 
+// All seats are taken by long prompts: a short one gets its first tokens once one of them had a chunk, and
+// the long ones get ahead however many short ones come.
+TEST(Scheduler, ShortPromptsDoNotWaitForLongOnesAndLongOnesAreNotStarved) {
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    SeededEntropy entropy(seed);
+    const auto below = [&](uint64_t n) { return static_cast<int64_t>(entropy.Next() % n); };
+    const int64_t seats = 1 + below(6), chunk = 64 * (1 + below(6)), step = 64 * seats + below(400);
+    Scheduler scheduler({step, chunk, seats});
+    constexpr int64_t kLong = 100'000;
+    uint64_t next = 1;
+    for (int64_t i = 0; i < seats; ++i) scheduler.Add({next++}, 0, kLong, false);
+    const int64_t wait_max = chunk / 64 + 2;  // each seated prompt gets at least 64 tokens a step
+    int64_t long_tokens = 0, shorts = 0;
+    for (int round = 0; round < 50; ++round) {
+      const SequenceId id{next++};
+      scheduler.Add(id, 0, 1 + below(200), false);
+      bool begun = false, ended = false;
+      for (int64_t waited = 0; !ended; ++waited) {
+        bool served = false;
+        for (const PlannedChunk& c : scheduler.Plan()) {
+          served |= c.id == id;
+          if (c.id != id) long_tokens += c.tokens;
+        }
+        begun |= served;
+        if (!begun) {
+          ASSERT_LE(waited, wait_max) << "seed " << seed;
+        }
+        ended = begun && scheduler.waiting() + scheduler.running() == seats;
+      }
+      scheduler.Remove(id);
+      ++shorts;
+    }
+    EXPECT_GE(long_tokens, shorts * 64) << "seed " << seed;
+  }
+}
+
 }  // namespace
 }  // namespace deltamesh
