@@ -6,6 +6,7 @@
 #include "absl/synchronization/mutex.h"
 #include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
+#include "services/common/retry_hint.h"
 
 namespace deltamesh {
 namespace {
@@ -13,6 +14,14 @@ namespace {
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), SafeMessage(status));
+}
+
+// For clients that are to come again; before the call's end is asked for.
+void AddRetryHint(grpc::CallbackServerContext* context, const absl::Status& status) {
+  const std::optional<absl::Duration> after = RetryAfterOf(status);
+  if (!after) return;
+  context->AddTrailingMetadata(kRetryAfterMs, std::to_string(absl::ToInt64Milliseconds(*after)));
+  context->AddTrailingMetadata(kRetryAfter, std::to_string(RetrySeconds(*after)));
 }
 
 absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
@@ -199,7 +208,12 @@ class GenerateCall final : public AnswerSink {
 
 class GenerateCall::Reactor final : public grpc::ServerWriteReactor<v1::GenerateEvent> {
  public:
-  explicit Reactor(std::shared_ptr<GenerateCall> call) : call_(std::move(call)) {}
+  Reactor(std::shared_ptr<GenerateCall> call, grpc::CallbackServerContext* context)
+      : call_(std::move(call)), context_(context) {}
+  void End(const absl::Status& status) {
+    AddRetryHint(context_, status);
+    Finish(ToGrpc(status));
+  }
   void OnWriteDone(bool ok) override { call_->OnWritten(ok); }
   void OnCancel() override { call_->OnCancelled(); }
   void OnDone() override {
@@ -209,6 +223,7 @@ class GenerateCall::Reactor final : public grpc::ServerWriteReactor<v1::Generate
 
  private:
   const std::shared_ptr<GenerateCall> call_;
+  grpc::CallbackServerContext* const context_;  // lives until OnDone
 };
 
 GenerateCall::Next GenerateCall::Decide() {
@@ -227,7 +242,7 @@ void GenerateCall::Ask(const Next& next) {
   if (next.write != nullptr) {
     next.reactor->StartWrite(next.write);
   } else {
-    next.reactor->Finish(ToGrpc(next.finish));
+    next.reactor->End(next.finish);
   }
 }
 
@@ -277,7 +292,7 @@ grpc::ServerWriteReactor<v1::GenerateEvent>* InferenceService::Generate(
   const absl::Status size = front_->CheckSize(spec->input, router_->snapshot().context_tokens);
   if (!size.ok()) return new FailedCall(size);
   auto call = std::make_shared<GenerateCall>(front_, router_);
-  auto* reactor = new GenerateCall::Reactor(call);
+  auto* reactor = new GenerateCall::Reactor(call, context);
   if (pool_->Takes(request->ByteSizeLong())) {
     absl::Status status = router_->Admits();
     if (status.ok()) {

@@ -230,6 +230,7 @@ std::optional<LostWorker> Membership::OnRegister(LinkId link, const mesh::Regist
   worker.load.slabs_free = static_cast<int64_t>(m.capacity().slabs());
   worker.load.blocks_free = static_cast<int64_t>(m.capacity().latent_blocks());
   ++counters_->registered;
+  ++room_version_;
   LogInfo(
       "worker.registered",
       {{"worker", m.name()}, {"role", RoleName(m.role())}, {"epoch", m.epoch()}, {"link", link}});
@@ -254,6 +255,8 @@ void Membership::OnHeartbeat(LinkId link, const mesh::Heartbeat& m) {
   Worker* worker = Find(link);
   if (worker == nullptr) return;
   WorkerLoad& load = worker->load;
+  const int64_t slabs = load.slabs_free, blocks = load.blocks_free;
+  const bool draining = load.draining;
   const mesh::Capacity& capacity = worker->registration.capacity();
   // What this router placed there counts as taken even when the heartbeat left before it arrived.
   load.slabs_free = std::min(Bounded(m.slabs_free()),
@@ -267,12 +270,15 @@ void Membership::OnHeartbeat(LinkId link, const mesh::Heartbeat& m) {
   const double prompts = m.prompt_tokens_per_second();
   load.prompt_tokens_per_second = std::isfinite(prompts) && prompts > 0 ? prompts : 0;
   load.draining = m.draining();
+  room_version_ +=
+      load.slabs_free > slabs || load.blocks_free > blocks || load.draining != draining;
 }
 
 std::optional<LostWorker> Membership::Forget(LinkId link) {
   links_.erase(link);
   const auto it = workers_.find(link);
   if (it == workers_.end()) return std::nullopt;
+  ++room_version_;
   const LostWorker lost = {link, it->second.registration.name(), it->second.registration.role()};
   workers_.erase(it);
   const auto named = by_name_.find(lost.name);
@@ -352,6 +358,7 @@ void Membership::Charge(LinkId link, int64_t slabs, int64_t blocks, int64_t toke
 void Membership::Return(LinkId link, int64_t slabs, int64_t blocks, int64_t tokens) {
   Worker* worker = Find(link);
   if (worker == nullptr) return;
+  ++room_version_;
   worker->held_slabs -= slabs;
   worker->held_blocks -= blocks;
   CHECK(worker->held_slabs >= 0 && worker->held_blocks >= 0, "more returned than charged");

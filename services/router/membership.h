@@ -69,6 +69,8 @@ class Membership {
   // placed.
   void Charge(LinkId link, int64_t slabs, int64_t blocks, int64_t tokens);
   void Return(LinkId link, int64_t slabs, int64_t blocks, int64_t tokens);
+  // Grows when a request that found no room may find some now.
+  uint64_t room_version() const { return room_version_; }
   // The worker said it is full: no room there until its next heartbeat.
   void MarkFull(LinkId link);
 
@@ -102,6 +104,7 @@ class Membership {
   std::map<LinkId, Worker> workers_;
   std::map<std::string, LinkId> by_name_;
   uint64_t view_epoch_;
+  uint64_t room_version_ = 1;
   // Of the connected expert workers; of the last ones while there are none; 0: never any.
   uint32_t expert_shards_ = 0;
 };

@@ -7,6 +7,7 @@
 #include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
 #include "runtime/text/utf8.h"
+#include "services/common/retry_hint.h"
 
 namespace deltamesh {
 namespace {
@@ -107,7 +108,11 @@ HttpResponse ErrorReply(const absl::Status& status) {
   HttpResponse response;
   response.status = HttpStatusOf(status.code());
   response.body = Dump(ErrorJson(status));
-  if (response.status == 429 || response.status == 503) response.headers = {{"Retry-After", "1"}};
+  if (response.status == 429 || response.status == 503) {
+    const absl::Duration after = RetryAfterOf(status).value_or(absl::Seconds(1));
+    response.headers = {{"Retry-After", std::to_string(RetrySeconds(after))},
+                        {"Retry-After-Ms", std::to_string(absl::ToInt64Milliseconds(after))}};
+  }
   return response;
 }
 

@@ -1,6 +1,7 @@
 #include "services/router/policy.h"
 
 #include <tuple>
+#include <vector>
 
 namespace deltamesh {
 namespace {
@@ -18,46 +19,75 @@ double PromptRate(const WorkerLoad& worker) {
 
 // The mean of the known rates, so that a worker that has not measured itself yet is neither shunned
 // nor flooded; 1 when nobody has.
-double FallbackRate(std::span<const WorkerLoad> workers) {
+double FallbackRate(std::span<const Candidate> candidates) {
   double sum = 0;
   int64_t known = 0;
-  for (const WorkerLoad& w : workers) {
-    if (PromptRate(w) > 0) {
-      sum += PromptRate(w);
+  for (const Candidate& c : candidates) {
+    if (PromptRate(*c.load) > 0) {
+      sum += PromptRate(*c.load);
       ++known;
     }
   }
   return known > 0 ? sum / static_cast<double>(known) : 1.0;
 }
 
+CostParts PartsAt(const WorkerLoad& worker, const RequestShape& request, const Holding& holding,
+                  double rate) {
+  return {.queue = static_cast<double>(worker.waiting_tokens + worker.resident) / rate,
+          .move = holding.transfer_seconds,
+          .compute = static_cast<double>(request.compute_tokens - holding.cached_tokens) / rate};
+}
+
 }  // namespace
+
+void Price(std::span<Candidate> candidates, const RequestShape& request, double prompt_rate) {
+  const double fallback = FallbackRate(candidates);
+  for (Candidate& c : candidates) {
+    double rate = c.load->prompt_tokens_per_second;
+    if (rate <= 0) rate = prompt_rate;
+    if (rate <= 0) rate = c.load->tokens_per_second;
+    c.room = HasRoom(*c.load, request);
+    c.cost = PartsAt(*c.load, request, c.holding, rate > 0 ? rate : fallback);
+  }
+}
+
+std::optional<size_t> Cheapest(std::span<const Candidate> candidates, const RequestShape& request) {
+  std::optional<size_t> best;
+  std::tuple<double, int64_t, int64_t, uint64_t> best_key;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    const Candidate& c = candidates[i];
+    if (!c.room) continue;
+    const std::tuple<double, int64_t, int64_t, uint64_t> key = {
+        c.cost.total(), -c.load->slabs_free, -c.load->blocks_free,
+        PlacementHash(request.request_id, c.load->name)};
+    if (!best || key < best_key) {
+      best = i;
+      best_key = key;
+    }
+  }
+  return best;
+}
 
 double EstimateCost(const WorkerLoad& worker, const RequestShape& request, const Holding& holding,
                     double fallback_rate) {
-  const double tokens = static_cast<double>(worker.waiting_tokens + worker.resident +
-                                            request.compute_tokens - holding.cached_tokens);
   const double rate = PromptRate(worker);
-  return tokens / (rate > 0 ? rate : fallback_rate) + holding.transfer_seconds;
+  return PartsAt(worker, request, holding, rate > 0 ? rate : fallback_rate).total();
 }
 
 std::optional<WorkerChoice> ChooseWorker(std::span<const WorkerLoad> workers,
                                          const RequestShape& request,
                                          std::span<const Holding> holdings) {
-  const double fallback = FallbackRate(workers);
-  std::optional<WorkerChoice> best;
-  std::tuple<double, int64_t, int64_t, uint64_t> best_key;
+  std::vector<Candidate> candidates;
   for (size_t i = 0; i < workers.size(); ++i) {
-    const WorkerLoad& w = workers[i];
-    if (!HasRoom(w, request)) continue;
-    const std::tuple<double, int64_t, int64_t, uint64_t> key = {
-        EstimateCost(w, request, holdings.empty() ? Holding{} : holdings[i], fallback),
-        -w.slabs_free, -w.blocks_free, PlacementHash(request.request_id, w.name)};
-    if (!best || key < best_key) {
-      best = {.index = i, .seconds = std::get<0>(key)};
-      best_key = key;
-    }
+    candidates.push_back({.load = &workers[i],
+                          .holding = holdings.empty() ? Holding() : holdings[i],
+                          .room = false,
+                          .cost = {}});
   }
-  return best;
+  Price(candidates, request, 0);
+  const std::optional<size_t> best = Cheapest(candidates, request);
+  if (!best) return std::nullopt;
+  return WorkerChoice{.index = *best, .seconds = candidates[*best].cost.total()};
 }
 
 uint64_t PlacementHash(std::string_view request_id, std::string_view worker) {

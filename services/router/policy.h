@@ -39,10 +39,31 @@ struct RequestShape {
 struct Holding {
   int64_t cached_tokens = 0;    // of compute_tokens, restored instead
   double transfer_seconds = 0;  // until what the worker lacks is there
+  int64_t transfer_bytes = 0;   // which is this much
 };
 
-// Seconds of work in front of and in the request; in tokens when no candidate's rate is known.
-// `fallback_rate` stands in for an unknown rate.
+// Seconds, by what they are spent on; in tokens where no rate is known.
+struct CostParts {
+  double queue = 0;    // work in front of the request
+  double move = 0;     // until what the worker lacks is there
+  double compute = 0;  // what is left to compute
+
+  double total() const { return queue + move + compute; }
+};
+
+// A worker to choose from, and what Price finds out about it.
+struct Candidate {
+  const WorkerLoad* load = nullptr;
+  Holding holding;
+  bool room = false;
+  CostParts cost;
+};
+// `prompt_rate` stands in for a worker that has not measured its own; 0: none is known.
+void Price(std::span<Candidate> candidates, const RequestShape& request, double prompt_rate);
+// The cheapest priced one that has room; nothing when none has.
+std::optional<size_t> Cheapest(std::span<const Candidate> candidates, const RequestShape& request);
+
+// What Price says of one worker; `fallback_rate` stands in for an unknown rate.
 double EstimateCost(const WorkerLoad& worker, const RequestShape& request, const Holding& holding,
                     double fallback_rate);
 
@@ -50,8 +71,7 @@ struct WorkerChoice {
   size_t index = 0;
   double seconds = 0;  // estimated
 };
-// The best worker with room for the request; nothing when none has room. `holdings` is empty or has
-// one for each worker.
+// Price and Cheapest in one. `holdings` is empty or has one for each worker.
 std::optional<WorkerChoice> ChooseWorker(std::span<const WorkerLoad> workers,
                                          const RequestShape& request,
                                          std::span<const Holding> holdings = {});

@@ -27,6 +27,7 @@ PrefixFeed::Heard PrefixFeed::OnChanges(LinkId link, const mesh::PrefixChanges& 
     return Heard::kResync;
   }
   ++told.next;
+  ++version_;
   batch_.clear();
   for (int i = 0; i < message.keys_size(); ++i) {
     batch_.push_back(
@@ -43,6 +44,7 @@ PrefixFeed::Heard PrefixFeed::OnChanges(LinkId link, const mesh::PrefixChanges& 
 void PrefixFeed::Forget(LinkId link) {
   const auto found = workers_.find(link);
   if (found == workers_.end()) return;
+  ++version_;
   if (found->second.slot >= 0) {
     index_.RemoveWorker(found->second.slot);
     links_.erase(found->second.slot);

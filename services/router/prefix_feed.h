@@ -36,6 +36,8 @@ class PrefixFeed {
 
   bool empty() const { return workers_.empty(); }
   const PrefixIndex& index() const { return index_; }
+  // Grows with every change of what Find would say.
+  uint64_t version() const { return version_; }
   int64_t unknown() const;  // workers whose prefixes are not all told yet
 
  private:
@@ -46,6 +48,7 @@ class PrefixFeed {
   };
 
   PrefixIndex index_;
+  uint64_t version_ = 1;
   std::map<LinkId, Told> workers_;
   std::map<WorkerSlot, LinkId> links_;
   std::vector<IndexChange> batch_;

@@ -26,9 +26,7 @@ void RouterCore::Impl::ReleasePrefill(RouterRequest& r) {
 void RouterCore::Impl::Erase(RouterRequest& r) {
   ReleaseDecode(r);
   ReleasePrefill(r);
-  if (r.phase == RequestPhase::kWaiting) {
-    waiting.erase(std::find(waiting.begin(), waiting.end(), r.spec.request_id));
-  }
+  if (r.phase == RequestPhase::kWaiting) waiting.Remove(r.spec.request_id);
   const RequestId id = r.spec.request_id;
   requests.erase(id);
 }
@@ -40,6 +38,7 @@ void RouterCore::Impl::Finish(RouterRequest& r, mesh::SequenceOutput::End end) {
                                     .completion_tokens = r.delivered,
                                     .cached_tokens = r.cached_tokens}});
   ++counters.finished;
+  answer_tokens += (static_cast<double>(r.delivered) - answer_tokens) / 32;
   counters.cached_tokens += static_cast<uint64_t>(r.cached_tokens);
   Erase(r);
 }
@@ -177,16 +176,22 @@ std::optional<mesh::ModelIdentity> RouterCore::identity() const {
   return impl_->members.identity();
 }
 int64_t RouterCore::context_tokens() const { return impl_->ContextTokens(); }
+absl::Duration RouterCore::RetryAfter() const { return impl_->RetryAfter(impl_->waiting.tokens()); }
 const RouterCounters& RouterCore::counters() const { return impl_->counters; }
 
 RouterGauges RouterCore::gauges() const {
-  return {.waiting = static_cast<int64_t>(impl_->waiting.size()),
+  const FairQueue& waiting = impl_->waiting;
+  const absl::Duration drain = impl_->DrainTime(waiting.tokens());
+  return {.waiting = waiting.size(),
           .live = static_cast<int64_t>(impl_->requests.size()),
           .prefill_workers = impl_->members.Count(mesh::ROLE_PREFILL),
           .decode_workers = impl_->members.Count(mesh::ROLE_DECODE),
           .expert_workers = impl_->members.Count(mesh::ROLE_EXPERT),
           .prefix_blocks = impl_->prefixes.index().entries(),
           .prefix_bytes = impl_->prefixes.index().bytes(),
+          .waiting_tokens = waiting.tokens(),
+          .waiting_tenants = waiting.tenants(),
+          .drain_seconds = absl::ToDoubleSeconds(drain),
           .prefix_unknown = impl_->prefixes.unknown()};
 }
 

@@ -20,6 +20,9 @@
 //    with the numbers of a new placement (to the same worker or another). A worker needs to know
 //    nothing of earlier attempts.
 //
+// Who waits is placed in the order of fair_queue.h; a request costs what the mesh has to compute for it:
+// prompt tokens that no worker holds, and the answer as long as answers were of late.
+//
 // A worker that refuses for want of room costs nothing but time: the request waits on, until a
 // heartbeat shows room or waiting_max is over.
 //
@@ -99,6 +102,8 @@ struct RouterCounters {
   uint64_t placed_prefill = 0;  // placements with a prefill worker
   uint64_t placed_append = 0;   // by a decode worker alone, which held a part of the prompt
   uint64_t placed_alone = 0;    // by a decode worker alone, from the beginning
+  double waited_seconds = 0;    // of placed requests, until they had their place
+  uint64_t prefix_lookups = 0;  // of a prompt in the index
   uint64_t prefix_resyncs = 0;  // workers that had to tell their prefixes anew
   std::vector<std::pair<std::string, uint64_t>>
       handoff_results;  // by reason name; a small known set
@@ -109,6 +114,9 @@ struct RouterGauges {
   int64_t prefill_workers = 0, decode_workers = 0, expert_workers = 0;
   int64_t prefix_blocks = 0;   // in the index, counted once for each 64 workers
   int64_t prefix_bytes = 0;    // of the index
+  int64_t waiting_tokens = 0;  // what waiting requests cost
+  int64_t waiting_tenants = 0;
+  double drain_seconds = 0;    // until all of them have a place, as estimated; 0: not known
   int64_t prefix_unknown = 0;  // workers whose prefixes are not all told yet
 };
 
@@ -120,8 +128,8 @@ class RouterCore {
   RouterCore& operator=(const RouterCore&) = delete;
 
   // ALREADY_EXISTS (live id), INVALID_ARGUMENT (empty or too long prompt), RESOURCE_EXHAUSTED (a
-  // bound), UNAVAILABLE (no decode worker, or an expert shard is missing). An error leaves nothing
-  // behind and causes no action.
+  // bound; the status says when to come again, see retry_hint.h), UNAVAILABLE (no decode worker, or
+  // an expert shard is missing). An error leaves nothing behind and causes no action.
   absl::Status Submit(ClientRequest request, absl::Time now);
   // The client left. False when the request is not live. No client action follows.
   bool CancelClient(const RequestId& id, absl::Time now);
@@ -147,6 +155,8 @@ class RouterCore {
   std::optional<mesh::ModelIdentity> identity() const;
   // Most prompt + answer tokens any live decode worker can hold; 0 without one.
   int64_t context_tokens() const;
+  // When a client that is refused for want of room should come again.
+  absl::Duration RetryAfter() const;
   const RouterCounters& counters() const;
   RouterGauges gauges() const;
 

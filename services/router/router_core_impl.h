@@ -1,15 +1,17 @@
-// The state behind RouterCore, split over three sources by what they do: router_core.cc (life and
-// ends of requests, lost workers, time), router_placement.cc (admission and placement),
-// router_messages.cc (what workers say).
+// The state behind RouterCore, split over sources by what they do: router_core.cc (life and ends of
+// requests, lost workers, time), router_admission.cc (who is taken in, whose turn it is),
+// router_placement.cc (which workers), router_messages.cc (what workers say).
 #pragma once
 
-#include <deque>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "services/router/drain_rate.h"
+#include "services/router/fair_queue.h"
 #include "services/router/membership.h"
+#include "services/router/policy.h"
 #include "services/router/prefix_feed.h"
 #include "services/router/router_core.h"
 
@@ -27,6 +29,7 @@ enum class RequestPhase {
 struct RouterRequest {
   ClientRequest spec;
   absl::Time deadline;
+  absl::Time submitted;
   absl::Time phase_since;    // progress within the phase counts as a new start
   absl::Time waiting_since;  // a refusal for want of room does not start the wait anew
   RequestPhase phase = RequestPhase::kWaiting;
@@ -45,6 +48,12 @@ struct RouterRequest {
   absl::Status prefill_status;
   int64_t delivered = 0;
   int64_t cached_tokens = 0;
+  int64_t cost = 0;  // in the queue: tokens to compute, as estimated; 0 once it was placed
+  // The last try to place it: what it depends on has not changed since while these are the same.
+  uint64_t tried_room = 0;
+  absl::Time looked_up = absl::InfinitePast();
+  uint64_t looked_up_version = 0;
+  std::map<LinkId, IndexMatch> held;  // what workers have of the prompt, as of then
   std::vector<uint64_t> keys;  // of the prompt's blocks before its last token; empty: not cached
 
   int64_t prompt_tokens() const { return static_cast<int64_t>(spec.prompt.size()); }
@@ -52,7 +61,10 @@ struct RouterRequest {
 
 class RouterCore::Impl {
  public:
-  explicit Impl(RouterOptions o) : options(std::move(o)), members(&options, &counters, &actions) {}
+  explicit Impl(RouterOptions o)
+      : options(std::move(o)),
+        members(&options, &counters, &actions),
+        waiting({.turn_tokens = options.turn_tokens, .ageing_max = options.ageing_max}) {}
 
   absl::Status Submit(ClientRequest spec, absl::Time now);
   // Frees a request without a word to the client.
@@ -63,13 +75,18 @@ class RouterCore::Impl {
   void PlaceWaiting(absl::Time now);
   int64_t ContextTokens() const;
   absl::Status Ready() const;
+  // Until waiting requests that cost this much have their place; zero: not known.
+  absl::Duration DrainTime(int64_t tokens) const;
+  absl::Duration RetryAfter(int64_t tokens) const;
 
   RouterOptions options;
   RouterCounters counters;
   std::vector<RouterAction> actions;
   mutable Membership members;
   std::map<RequestId, RouterRequest> requests;  // ordered: what happens must not depend on a hash
-  std::deque<RequestId> waiting;                // first come, first placed
+  FairQueue waiting;
+  DrainRate drain;
+  double answer_tokens = 256;  // how long answers are, mostly of late
   PrefixFeed prefixes;
   double handoff_bytes_per_second = 0;  // learned; 0: unknown
   uint32_t next_attempt = 1;
@@ -88,23 +105,38 @@ class RouterCore::Impl {
 
   // Placement.
   Placed TryPlace(RouterRequest& r, absl::Time now);
-  // What workers hold of the request's prompt, by link.
-  using Held = std::map<LinkId, IndexMatch>;
-  Held FindHeld(const RouterRequest& r) const;
+  absl::Status CheckQueue(const RouterRequest& r) const;
+  int64_t CostOf(const RouterRequest& r) const;
+  void Enqueue(const RouterRequest& r);
+  // Nothing that the last try depends on is known to be better now.
+  bool TriedInVain(const RouterRequest& r, absl::Time now) const;
+  // Tokens of prompts that the workers compute in a second, together; 0: unknown.
+  double PromptRate() const;
+  // What workers hold of the request's prompt.
+  void LookUp(RouterRequest& r, absl::Time now);
   void NamePrefixes(RouterRequest& r) const;
-  // Assigns a prefill worker; its estimated seconds, nothing when none has room.
-  std::optional<double> ChoosePrefill(RouterRequest& r, int64_t position, const Held& held);
-  struct DecodeChoice {
-    Worker* worker;
+  // A worker for a part of the request, and why.
+  struct Choice {
+    Worker* worker = nullptr;
     RequestShape shape;
-    double seconds;
+    Holding holding;
+    CostParts cost;
+
+    int64_t to_compute() const { return shape.compute_tokens - holding.cached_tokens; }
   };
+  std::optional<Choice> ChoosePrefill(const RouterRequest& r, int64_t position);
   // With `handoff`: the state comes from a prefill worker. Else only workers that hold a snapshot of the
   // prompt, or with `anyone` all, compute what it lacks.
-  std::optional<DecodeChoice> ChooseDecode(const RouterRequest& r, int64_t position, bool handoff,
-                                           bool anyone, const Held& held);
-  bool FitsAStep(const DecodeChoice& choice) const;
-  std::vector<WorkerLoad> LoadsOf(const std::vector<Worker*>& workers);
+  std::optional<Choice> ChooseDecode(const RouterRequest& r, int64_t position, bool handoff,
+                                     bool anyone);
+  // Among candidates[i], which stands for workers[i].
+  std::optional<Choice> Choose(const std::vector<Worker*>& workers,
+                               std::vector<Candidate>& candidates, const RequestShape& shape) const;
+  bool FitsAStep(const Choice& choice) const;
+  void Assign(RouterRequest& r, const std::optional<Choice>& prefill, const Choice& decode,
+              absl::Time now);
+  void AssignPrefill(RouterRequest& r, const Choice& prefill);
+  double MeanPromptRate() const;
   void OnPrefixes(const Worker& from, const mesh::PrefixChanges& message);
   void AskPrefixes(LinkId link);
   void SendStartDecode(const RouterRequest& r);

@@ -134,10 +134,15 @@ void RouterCore::Impl::OnLanding(const Worker& from, const mesh::LandingGranted&
                 Internal("decode worker \"%s\" granted a landing at %d tokens, %d were asked for",
                          from.load.name, message.landing().position(), r->handoff_tokens));
   }
-  if (r->prefill == 0 && !ChoosePrefill(*r, r->handoff_tokens, FindHeld(*r))) {
-    // The planned worker is gone and no other has room: plan the whole placement anew.
-    Requeue(*r, now);
-    return PlaceWaiting(now);
+  if (r->prefill == 0) {
+    LookUp(*r, now);
+    const std::optional<Choice> other = ChoosePrefill(*r, r->handoff_tokens);
+    if (!other) {
+      // The planned worker is gone and no other has room: plan the whole placement anew.
+      Requeue(*r, now);
+      return PlaceWaiting(now);
+    }
+    AssignPrefill(*r, *other);
   }
   SendStartPrefill(*r, message.landing(), now);
 }

@@ -23,6 +23,11 @@ RouterMetrics::RouterMetrics(Metrics* m)
       request_(m->Histogram("deltamesh_request_seconds", "Admission to the end of the answer.",
                             LatencyBuckets())),
       waiting_(m->Gauge("deltamesh_waiting_requests", "Requests no worker has room for yet.")),
+      waiting_cost_(m->Gauge("deltamesh_queue_tokens",
+                             "What waiting requests cost: tokens to compute, as estimated.")),
+      tenants_(m->Gauge("deltamesh_queue_tenants", "Tenants with waiting requests.")),
+      drain_(m->Gauge("deltamesh_queue_drain_seconds",
+                      "Until all waiting requests have their place, as estimated; 0: unknown.")),
       live_(m->Gauge("deltamesh_live_requests", "Requests admitted and not ended.")),
       mailbox_(m->Gauge("deltamesh_mailbox_events", "Events waiting for the router's thread.")),
       ready_(m->Gauge("deltamesh_ready", "1 when a new request could be placed.")),
@@ -74,6 +79,9 @@ CounterFollower& RouterMetrics::Follow(const std::string& name, const std::strin
 void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool ready,
                            size_t mailbox) {
   waiting_.Set(static_cast<double>(g.waiting));
+  waiting_cost_.Set(static_cast<double>(g.waiting_tokens));
+  tenants_.Set(static_cast<double>(g.waiting_tenants));
+  drain_.Set(g.drain_seconds);
   live_.Set(static_cast<double>(g.live));
   mailbox_.Set(static_cast<double>(mailbox));
   ready_.Set(ready ? 1 : 0);
@@ -108,6 +116,8 @@ void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool 
          static_cast<double>(c.handoff_bytes));
   follow("deltamesh_handoff_received_seconds_total", "First segment to last, complete hand-offs.",
          c.handoff_seconds);
+  follow("deltamesh_queue_seconds_total", "Time that requests waited for their place, summed.",
+         c.waited_seconds);
   follow("deltamesh_stale_messages_total",
          "Messages of ended requests, old attempts, replaced links.",
          static_cast<double>(c.stale_messages));
@@ -121,6 +131,8 @@ void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool 
          {{"by", "append"}});
   follow("deltamesh_placements_total", placed, static_cast<double>(c.placed_alone),
          {{"by", "decode"}});
+  follow("deltamesh_prefix_index_lookups_total", "Prompts looked up in the prefix index.",
+         static_cast<double>(c.prefix_lookups));
   follow("deltamesh_prefix_resyncs_total", "Workers that had to tell their prefixes anew.",
          static_cast<double>(c.prefix_resyncs));
   follow("deltamesh_malformed_messages_total", "Messages against the protocol.",

@@ -38,6 +38,9 @@ class RouterMetrics {
   prometheus::Histogram& itl_;
   prometheus::Histogram& request_;
   prometheus::Gauge& waiting_;
+  prometheus::Gauge& waiting_cost_;
+  prometheus::Gauge& tenants_;
+  prometheus::Gauge& drain_;
   prometheus::Gauge& live_;
   prometheus::Gauge& mailbox_;
   prometheus::Gauge& ready_;

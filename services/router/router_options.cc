@@ -18,6 +18,9 @@ absl::Status RouterOptions::Validate() const {
   if (name.empty()) return InvalidArgument("name: empty; give the router a name");
   RETURN_IF_ERROR(positive("live_requests_max", live_requests_max));
   RETURN_IF_ERROR(positive("waiting_requests_max", waiting_requests_max));
+  RETURN_IF_ERROR(positive("waiting_tokens_max", waiting_tokens_max));
+  RETURN_IF_ERROR(positive("turn_tokens", turn_tokens));
+  RETURN_IF_ERROR(lasting("ageing_max", ageing_max));
   RETURN_IF_ERROR(positive("prompt_tokens_max", prompt_tokens_max));
   RETURN_IF_ERROR(lasting("waiting_max", waiting_max));
   RETURN_IF_ERROR(lasting("request_max", request_max));
@@ -58,6 +61,9 @@ std::vector<std::pair<std::string, std::string>> RouterOptions::Describe() const
           {"text_digest", identity.text_digest().empty() ? "learned" : identity.text_digest()},
           {"live_requests_max", number(live_requests_max)},
           {"waiting_requests_max", number(waiting_requests_max)},
+          {"waiting_tokens_max", number(waiting_tokens_max)},
+          {"turn_tokens", number(turn_tokens)},
+          {"ageing_max", time(ageing_max)},
           {"prompt_tokens_max", number(prompt_tokens_max)},
           {"waiting_max", time(waiting_max)},
           {"request_max", time(request_max)},

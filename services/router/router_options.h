@@ -29,8 +29,11 @@ struct RouterOptions {
   int64_t vocab = 0;
 
   // Requests.
-  int64_t live_requests_max = 1024;    // admitted and not ended, waiting ones included
-  int64_t waiting_requests_max = 256;  // no decode worker has room yet
+  int64_t live_requests_max = 1024;              // admitted and not ended, waiting ones included
+  int64_t waiting_requests_max = 256;            // of one tenant: no worker has room yet
+  int64_t waiting_tokens_max = 16 << 20;         // of one tenant: what these cost (fair_queue.h)
+  int64_t turn_tokens = 8192;                    // a tenant's share of one round
+  absl::Duration ageing_max = absl::Seconds(5);  // a request is passed by cheaper ones for
   int64_t prompt_tokens_max = 1 << 20;
   absl::Duration waiting_max = absl::Seconds(60);  // then RESOURCE_EXHAUSTED
   absl::Duration request_max = absl::Hours(1);     // longest deadline a request may have

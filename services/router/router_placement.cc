@@ -1,9 +1,11 @@
+// Where requests go: the middle of RouterCore::Impl.
 #include <algorithm>
 #include <utility>
 
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/prefix/prefix_hash.h"
+#include "services/common/retry_hint.h"
 #include "services/router/policy.h"
 #include "services/router/router_core_impl.h"
 
@@ -41,60 +43,6 @@ absl::Status RouterCore::Impl::Ready() const {
   return members.ExpertsComplete();
 }
 
-absl::Status RouterCore::Impl::Submit(ClientRequest spec, absl::Time now) {
-  if (requests.contains(spec.request_id)) {
-    return absl::AlreadyExistsError(absl::StrFormat(
-        "request_id: \"%s\" is running; use another id or leave it empty", spec.request_id));
-  }
-  const int64_t tokens = static_cast<int64_t>(spec.prompt.size());
-  if (tokens == 0) return InvalidArgument("prompt: no tokens; send at least one");
-  if (tokens > options.prompt_tokens_max) {
-    return InvalidArgument("prompt: %d tokens, the router takes %d; shorten it", tokens,
-                           options.prompt_tokens_max);
-  }
-  if (static_cast<int64_t>(requests.size()) >= options.live_requests_max) {
-    return ResourceExhausted("%d requests are in the mesh, the router's bound; retry later",
-                             requests.size());
-  }
-  RETURN_IF_ERROR(Ready());
-  const int64_t context = ContextTokens();
-  if (tokens >= context) {
-    return InvalidArgument(
-        "prompt: %d tokens leave no room for an answer in a context of %d; shorten it", tokens,
-        context);
-  }
-  if (spec.deadline <= now) return DeadlineExceeded("the deadline passed before the request began");
-  const int64_t room = context - tokens;
-  spec.max_tokens = spec.max_tokens == 0 ? room : std::min(spec.max_tokens, room);
-
-  const RequestId id = spec.request_id;
-  RouterRequest& r = requests[id];
-  r.spec = std::move(spec);
-  r.deadline = std::min(r.spec.deadline, now + options.request_max);
-  r.phase_since = r.waiting_since = now;
-  waiting.push_back(id);
-  // A placement of this request that ends it at once is the caller's error, not an action.
-  PlaceWaiting(now);
-  const RouterRequest* placed = Find(id);
-  if (placed != nullptr && placed->phase == RequestPhase::kWaiting &&
-      static_cast<int64_t>(waiting.size()) > options.waiting_requests_max) {
-    Erase(requests.at(id));
-    return ResourceExhausted(
-        "%d requests wait for a decode worker, the router's bound; retry later",
-        options.waiting_requests_max);
-  }
-  ++counters.submitted;
-  return absl::OkStatus();
-}
-
-void RouterCore::Impl::PlaceWaiting(absl::Time now) {
-  while (!waiting.empty()) {
-    RouterRequest& r = requests.at(waiting.front());
-    // A request that does not fit yet holds back those behind it: large prompts must not starve.
-    if (TryPlace(r, now) == Placed::kNoRoom) return;
-  }
-}
-
 RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time now) {
   if (const absl::Status ready = Ready(); !ready.ok()) {
     Fail(r, ready);
@@ -108,63 +56,75 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
   }
   const int64_t block = BlockTokens();
   const int64_t position = (r.prompt_tokens() - 1) / block * block;
-  NamePrefixes(r);
-  const Held held = FindHeld(r);
+  LookUp(r, now);
   bool prefill_capable = false;
-  std::optional<double> prefill_seconds;
+  std::optional<Choice> prefill, decode;
   if (position > 0) {
     for (const Worker* w : members.Alive(mesh::ROLE_PREFILL)) {
       const mesh::Capacity& c = w->registration.capacity();
       prefill_capable |= !w->load.draining && w->load.context_tokens >= position &&
                          static_cast<int64_t>(c.latent_blocks()) * block >= position;
     }
-    if (prefill_capable) prefill_seconds = ChoosePrefill(r, position, held);
+    if (prefill_capable) prefill = ChoosePrefill(r, position);
   }
-  std::optional<DecodeChoice> chosen;
-  if (prefill_seconds) chosen = ChooseDecode(r, position, /*handoff=*/true, /*anyone=*/true, held);
+  if (prefill) decode = ChooseDecode(r, position, /*handoff=*/true, /*anyone=*/true);
   // A decode worker that has the session may compute what is new sooner than it could be brought there.
-  const std::optional<DecodeChoice> alone =
-      ChooseDecode(r, position, /*handoff=*/false, /*anyone=*/!prefill_capable, held);
+  const std::optional<Choice> alone =
+      ChooseDecode(r, position, /*handoff=*/false, /*anyone=*/!prefill_capable);
   const bool with_prefill =
-      chosen && (!alone || *prefill_seconds + chosen->seconds < alone->seconds);
+      decode && (!alone || prefill->cost.total() + decode->cost.total() < alone->cost.total());
   if (!with_prefill) {
-    ReleasePrefill(r);
     // Rather wait for a prefill worker than load one that decodes with more than a step of prompt.
-    if (!alone || (prefill_capable && !chosen && !FitsAStep(*alone))) return Placed::kNoRoom;
-    chosen = alone;
+    if (!alone || (prefill_capable && !decode && !FitsAStep(*alone))) return Placed::kNoRoom;
+    decode = alone;
+    prefill.reset();
   }
-  waiting.pop_front();
-  r.decode = chosen->worker->link;
-  r.decode_name = chosen->worker->load.name;
-  r.decode_blocks = chosen->shape.blocks;
-  r.decode_tokens = chosen->shape.compute_tokens;
+  Assign(r, prefill, *decode, now);
+  return Placed::kYes;
+}
+
+void RouterCore::Impl::Assign(RouterRequest& r, const std::optional<Choice>& prefill,
+                              const Choice& decode, absl::Time now) {
+  waiting.Take(r.spec.request_id);
+  if (now > r.phase_since) drain.Placed(r.cost);
+  counters.waited_seconds += absl::ToDoubleSeconds(now - r.phase_since);
+  r.cost = 0;  // if it has to wait again, its tenant has paid for it
+  if (prefill) AssignPrefill(r, *prefill);
+  r.decode = decode.worker->link;
+  r.decode_name = decode.worker->load.name;
+  r.decode_blocks = decode.shape.blocks;
+  r.decode_tokens = decode.to_compute();
   members.Charge(r.decode, 1, r.decode_blocks, r.decode_tokens);
-  const bool append = chosen->shape.compute_tokens < r.prompt_tokens();
-  ++(with_prefill ? counters.placed_prefill
-     : append     ? counters.placed_append
-                  : counters.placed_alone);
-  r.handoff_tokens = with_prefill ? position : 0;
-  r.phase = with_prefill ? RequestPhase::kLanding : RequestPhase::kDecoding;
+  const bool append = r.decode_tokens < r.prompt_tokens();
+  ++(prefill ? counters.placed_prefill : append ? counters.placed_append : counters.placed_alone);
+  r.handoff_tokens = prefill ? prefill->shape.compute_tokens : 0;
+  r.phase = prefill ? RequestPhase::kLanding : RequestPhase::kDecoding;
   r.phase_since = now;
   r.cached_tokens = 0;
   r.attempt = std::exchange(next_attempt, next_attempt + kAttemptsPerPlacement);
   r.refused_attempt = 0;
   SendStartDecode(r);
-  LogInfo(
-      "request.placed",
-      {{"request", r.spec.request_id},
-       {"decode", r.decode_name},
-       {"prefill", r.prefill != 0 ? r.prefill_name : "none"},
-       {"attempt", r.attempt},
-       {"prompt_tokens", r.prompt_tokens()},
-       {"to_compute", (with_prefill ? r.prefill_tokens : 0) + r.decode_tokens},
-       {"estimated_seconds", with_prefill ? *prefill_seconds + chosen->seconds : chosen->seconds}});
-  return Placed::kYes;
+  LogInfo("request.placed",
+          {{"request", r.spec.request_id},
+           {"decode", r.decode_name},
+           {"prefill", prefill ? r.prefill_name : "none"},
+           {"attempt", r.attempt},
+           {"prompt_tokens", r.prompt_tokens()},
+           {"to_compute", (prefill ? r.prefill_tokens : 0) + r.decode_tokens},
+           {"estimated_seconds", (prefill ? prefill->cost.total() : 0) + decode.cost.total()}});
 }
 
-bool RouterCore::Impl::FitsAStep(const DecodeChoice& choice) const {
+void RouterCore::Impl::AssignPrefill(RouterRequest& r, const Choice& prefill) {
+  r.prefill = prefill.worker->link;
+  r.prefill_name = prefill.worker->load.name;
+  r.prefill_blocks = prefill.shape.blocks;
+  r.prefill_tokens = prefill.to_compute();
+  members.Charge(r.prefill, 1, r.prefill_blocks, r.prefill_tokens);
+}
+
+bool RouterCore::Impl::FitsAStep(const Choice& choice) const {
   const mesh::Capacity& c = choice.worker->registration.capacity();
-  return choice.shape.compute_tokens <= static_cast<int64_t>(c.step_tokens());
+  return choice.to_compute() <= static_cast<int64_t>(c.step_tokens());
 }
 
 void RouterCore::Impl::NamePrefixes(RouterRequest& r) const {
@@ -173,15 +133,23 @@ void RouterCore::Impl::NamePrefixes(RouterRequest& r) const {
   if (!identity) return;
   PrefixChain chain(PrefixModel(identity->digest(), identity->state_layout()), r.spec.cache.salt());
   chain.Append(std::span(r.spec.prompt).first(r.spec.prompt.size() - 1));
+  r.keys.reserve(chain.keys().size());
   for (const PrefixKey& key : chain.keys()) r.keys.push_back(key.index());
 }
 
-RouterCore::Impl::Held RouterCore::Impl::FindHeld(const RouterRequest& r) const {
-  return r.keys.empty() ? Held() : prefixes.Find(r.keys);
+void RouterCore::Impl::LookUp(RouterRequest& r, absl::Time now) {
+  NamePrefixes(r);
+  if (r.looked_up_version == prefixes.version()) return;
+  r.looked_up_version = prefixes.version();
+  r.looked_up = now;
+  r.held.clear();
+  if (r.keys.empty()) return;
+  r.held = prefixes.Find(r.keys);
+  ++counters.prefix_lookups;
 }
 
-// With rates where they are not known yet: those of the others.
-std::vector<WorkerLoad> RouterCore::Impl::LoadsOf(const std::vector<Worker*>& workers) {
+// Of workers that do not know theirs yet: the mean of the others; 0: nobody knows.
+double RouterCore::Impl::MeanPromptRate() const {
   double sum = 0;
   int64_t known = 0;
   for (const mesh::Role role : {mesh::ROLE_PREFILL, mesh::ROLE_DECODE}) {
@@ -190,17 +158,23 @@ std::vector<WorkerLoad> RouterCore::Impl::LoadsOf(const std::vector<Worker*>& wo
       known += w->load.prompt_tokens_per_second > 0;
     }
   }
-  std::vector<WorkerLoad> loads;
-  for (const Worker* w : workers) {
-    loads.push_back(w->load);
-    double& rate = loads.back().prompt_tokens_per_second;
-    if (rate == 0 && known > 0) rate = sum / static_cast<double>(known);
-  }
-  return loads;
+  return known > 0 ? sum / static_cast<double>(known) : 0;
 }
 
-std::optional<double> RouterCore::Impl::ChoosePrefill(RouterRequest& r, int64_t position,
-                                                      const Held& held) {
+std::optional<RouterCore::Impl::Choice> RouterCore::Impl::Choose(
+    const std::vector<Worker*>& workers, std::vector<Candidate>& candidates,
+    const RequestShape& shape) const {
+  Price(candidates, shape, MeanPromptRate());
+  const std::optional<size_t> best = Cheapest(candidates, shape);
+  if (!best) return std::nullopt;
+  return Choice{.worker = workers[*best],
+                .shape = shape,
+                .holding = candidates[*best].holding,
+                .cost = candidates[*best].cost};
+}
+
+std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const RouterRequest& r,
+                                                                        int64_t position) {
   const int64_t block = BlockTokens();
   const RequestShape shape = {.request_id = r.spec.request_id,
                               .compute_tokens = position,
@@ -208,60 +182,54 @@ std::optional<double> RouterCore::Impl::ChoosePrefill(RouterRequest& r, int64_t 
                               .context_tokens = position};
   // The worker that failed last is taken only when no other has room.
   for (const bool avoid : {true, false}) {
-    std::vector<Worker*> candidates;
-    std::vector<Holding> holdings;
+    std::vector<Worker*> workers;
+    std::vector<Candidate> candidates;
     for (Worker* w : members.Alive(mesh::ROLE_PREFILL)) {
       if (avoid && w->load.name == r.avoid_prefill) continue;
-      candidates.push_back(w);
-      const auto found = held.find(w->link);
-      const int64_t cached = found == held.end() ? 0 : found->second.snapshot * block;
-      holdings.push_back({.cached_tokens = std::min(cached, position)});
+      const auto found = r.held.find(w->link);
+      const int64_t cached = found == r.held.end() ? 0 : found->second.snapshot * block;
+      workers.push_back(w);
+      candidates.push_back(
+          {.load = &w->load, .holding = {.cached_tokens = std::min(cached, position)}, .cost = {}});
     }
-    const std::optional<WorkerChoice> chosen = ChooseWorker(LoadsOf(candidates), shape, holdings);
-    if (!chosen) continue;
-    r.prefill = candidates[chosen->index]->link;
-    r.prefill_name = candidates[chosen->index]->load.name;
-    r.prefill_blocks = shape.blocks;
-    r.prefill_tokens = position - holdings[chosen->index].cached_tokens;
-    members.Charge(r.prefill, 1, r.prefill_blocks, r.prefill_tokens);
-    return chosen->seconds;
+    if (auto chosen = Choose(workers, candidates, shape)) return chosen;
+    if (r.avoid_prefill.empty()) break;
   }
   return std::nullopt;
 }
 
-std::optional<RouterCore::Impl::DecodeChoice> RouterCore::Impl::ChooseDecode(
-    const RouterRequest& r, int64_t position, bool handoff, bool anyone, const Held& held) {
+std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const RouterRequest& r,
+                                                                       int64_t position,
+                                                                       bool handoff, bool anyone) {
   const int64_t block = BlockTokens(), reach = r.prompt_tokens() + r.spec.max_tokens;
-  DecodeChoice out;
-  out.shape = {.request_id = r.spec.request_id,
-               .compute_tokens = handoff ? r.prompt_tokens() - position : r.prompt_tokens(),
-               .blocks = CeilDiv(reach, block),
-               .context_tokens = reach};
-  std::vector<Worker*> candidates;
-  std::vector<Holding> holdings;
+  const RequestShape shape = {
+      .request_id = r.spec.request_id,
+      .compute_tokens = handoff ? r.prompt_tokens() - position : r.prompt_tokens(),
+      .blocks = CeilDiv(reach, block),
+      .context_tokens = reach};
+  std::vector<Worker*> workers;
+  std::vector<Candidate> candidates;
   for (Worker* w : members.Alive(mesh::ROLE_DECODE)) {
-    const auto found = held.find(w->link);
-    const IndexMatch match = found == held.end() ? IndexMatch() : found->second;
+    const auto found = r.held.find(w->link);
+    const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;
     if (!anyone && match.snapshot == 0) continue;
     Holding holding;
     if (handoff) {
       const mesh::Capacity& c = w->registration.capacity();
-      const double bytes = static_cast<double>(c.slab_bytes()) +
-                           static_cast<double>(position / block - match.latents) *
-                               static_cast<double>(c.block_bytes());
-      if (handoff_bytes_per_second > 0) holding.transfer_seconds = bytes / handoff_bytes_per_second;
+      holding.transfer_bytes = static_cast<int64_t>(c.slab_bytes()) +
+                               std::max<int64_t>(position / block - match.latents, 0) *
+                                   static_cast<int64_t>(c.block_bytes());
+      if (handoff_bytes_per_second > 0) {
+        holding.transfer_seconds =
+            static_cast<double>(holding.transfer_bytes) / handoff_bytes_per_second;
+      }
     } else {
       holding.cached_tokens = match.snapshot * block;
     }
-    candidates.push_back(w);
-    holdings.push_back(holding);
+    workers.push_back(w);
+    candidates.push_back({.load = &w->load, .holding = holding, .cost = {}});
   }
-  const std::optional<WorkerChoice> chosen = ChooseWorker(LoadsOf(candidates), out.shape, holdings);
-  if (!chosen) return std::nullopt;
-  out.worker = candidates[chosen->index];
-  out.shape.compute_tokens -= holdings[chosen->index].cached_tokens;
-  out.seconds = chosen->seconds;
-  return out;
+  return Choose(workers, candidates, shape);
 }
 
 void RouterCore::Impl::SendStartDecode(const RouterRequest& r) {
@@ -311,12 +279,13 @@ void RouterCore::Impl::Requeue(RouterRequest& r, absl::Time now) {
   r.phase = RequestPhase::kWaiting;
   r.phase_since = r.waiting_since = now;
   r.prefill_gave_up.reset();
-  waiting.push_front(r.spec.request_id);
+  Enqueue(r);  // before those that came after it
 }
 
 void RouterCore::Impl::FailWaiting(RouterRequest& r) {
-  Fail(r, ResourceExhausted("waited %s for a worker with room; retry later",
-                            absl::FormatDuration(options.waiting_max)));
+  Fail(r, WithRetryAfter(ResourceExhausted("waited %s for a worker with room; retry later",
+                                           absl::FormatDuration(options.waiting_max)),
+                         RetryAfter(waiting.tokens())));
 }
 
 void RouterCore::Impl::WaitForRoom(RouterRequest& r, LinkId full, absl::Time now) {

@@ -189,6 +189,7 @@ absl::Status Run(RouterFlags flags, const SignalWaiter& signals) {
   RETURN_IF_ERROR(CheckListen("--http", flags.http));
   flags.front.model = flags.model;
   flags.core.waiting_max = absl::Seconds(flags.waiting_seconds);
+  flags.core.ageing_max = absl::Seconds(flags.ageing_seconds);
   flags.core.request_max = absl::Seconds(flags.request_seconds);
   flags.core.heartbeat = absl::Seconds(flags.heartbeat_seconds);
   flags.core.lease = absl::Seconds(flags.lease_seconds);
@@ -218,7 +219,11 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
   };
   bound("--live-requests", f->core.live_requests_max, "requests admitted and not ended");
   bound("--waiting-requests", f->core.waiting_requests_max,
-        "of these, waiting for room at a worker");
+        "of these, waiting for room at a worker, for each tenant (cache salt)");
+  bound("--waiting-tokens", f->core.waiting_tokens_max,
+        "that these may cost: uncached prompt and expected answer, for each tenant");
+  bound("--turn-tokens", f->core.turn_tokens, "worth of requests that tenants place in turn");
+  bound("--ageing-seconds", f->ageing_seconds, "a request is passed by cheaper ones for at most");
   bound("--waiting-seconds", f->waiting_seconds, "longest wait for room");
   bound("--request-seconds", f->request_seconds, "longest life of a request");
   bound("--handoff-attempts", f->core.handoff_attempts_max, "hand-offs tried for one request");

@@ -26,6 +26,7 @@ struct RouterFlags {
   std::string digest;                     // workers must have this model; empty: the first one's
   double drain_seconds = 10;              // longest wait for running answers after SIGTERM
   double waiting_seconds = 60;
+  double ageing_seconds = 5;
   double request_seconds = 3600;
   double heartbeat_seconds = 0.25;
   double lease_seconds = 3;

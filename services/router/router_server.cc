@@ -4,6 +4,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "services/common/retry_hint.h"
 
 namespace deltamesh {
 namespace {
@@ -66,8 +67,10 @@ absl::Status RouterServer::Admits() const {
   if (draining_) return Draining();
   RETURN_IF_ERROR(snapshot_.ready);
   if (snapshot_.gauges.live < options_.core.live_requests_max) return absl::OkStatus();
-  return ResourceExhausted("%d requests are in the mesh, the router's bound; retry later",
-                           snapshot_.gauges.live);
+  return WithRetryAfter(
+      ResourceExhausted("%d requests are in the mesh, the router's bound; retry later",
+                        snapshot_.gauges.live),
+      snapshot_.retry_after);
 }
 
 void RouterServer::Generate(PreparedRequest request, std::shared_ptr<AnswerSink> sink) {
@@ -133,7 +136,7 @@ void RouterServer::Loop() {
 void RouterServer::Publish() {
   const auto identity = core_.identity();
   Snapshot fresh{core_.Ready(), core_.context_tokens(), identity ? identity->digest() : "",
-                 core_.gauges()};
+                 core_.gauges(), core_.RetryAfter()};
   metrics_.Update(core_.counters(), fresh.gauges, fresh.ready.ok(), mailbox_.size());
   absl::MutexLock lock(&mu_);
   if (!stopped_) snapshot_ = std::move(fresh);

@@ -72,6 +72,7 @@ class RouterServer {
     int64_t context_tokens = 0;
     std::string digest;
     RouterGauges gauges;
+    absl::Duration retry_after = absl::Seconds(1);  // for who finds no room now
   };
   Snapshot snapshot() const;
   absl::Time now() const { return clock_->Now(); }

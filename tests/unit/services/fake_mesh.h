@@ -67,14 +67,15 @@ class FakeMesh {
   void Connect() {
     router->OnLinkOpened(kLink);
     mesh::WorkerMessage m = TestRegister("d1", mesh::ROLE_DECODE);
-    m.mutable_register_()->mutable_capacity()->set_slabs(64);
+    m.mutable_register_()->mutable_capacity()->set_slabs(slabs);
     m.mutable_register_()->mutable_capacity()->set_latent_blocks(4096);
     router->OnLinkMessage(kLink, m);
     absl::MutexLock lock(&mu_);
     threads_.emplace_back([this] {  // keeps the lease
       while (!stopping_ && !silent) {
         mesh::WorkerMessage beat;
-        beat.mutable_heartbeat()->set_slabs_free(64);
+        beat.mutable_heartbeat()->set_slabs_free(slabs);
+        beat.mutable_heartbeat()->set_prompt_tokens_per_second(prompt_rate);
         beat.mutable_heartbeat()->set_latent_blocks_free(4096);
         router->OnLinkMessage(kLink, beat);
         absl::SleepFor(absl::Milliseconds(20));
@@ -113,6 +114,9 @@ class FakeMesh {
   EncodePool pool{{.threads = 1, .queue_max = 2, .inline_bytes_max = 4096}};
   std::function<Script(const mesh::StartDecode&)> script;  // set before Join
   std::atomic<bool> silent = false;
+  // Of the worker; set before Join.
+  uint64_t slabs = 64;
+  double prompt_rate = 0;
 
  private:
   void OnSend(LinkId, mesh::RouterMessage message) {

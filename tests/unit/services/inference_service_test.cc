@@ -342,5 +342,32 @@ TEST_F(InferenceServiceTest, NameUsedAgainRightAfterACancelIsServed) {
   }
 }
 
+TEST(InferenceRetryTest, WhoFindsNoRoomHearsWhenToComeAgain) {
+  RouterOptions options;
+  options.waiting_max = absl::Milliseconds(200);
+  FakeMesh mesh("kimi_linear_tiny", options);
+  mesh.script = [](const mesh::StartDecode&) {
+    Script s;
+    s.refuse = absl::ResourceExhaustedError("no slab");
+    return s;
+  };
+  mesh.Join();
+  InferenceService service(mesh.front.get(), mesh.router.get(), &mesh.pool);
+  auto server = GrpcServer::Start({}, {&service}).value();
+  const auto stub = v1::Inference::NewStub(
+      grpc::CreateChannel(server->address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  v1::GenerateRequest request;
+  request.set_text("Once");
+  const auto reader = stub->Generate(&context, request);
+  v1::GenerateEvent event;
+  EXPECT_FALSE(reader->Read(&event));
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  const auto& metadata = context.GetServerTrailingMetadata();
+  ASSERT_EQ(metadata.count("retry-after"), 1u);
+  EXPECT_EQ(metadata.find("retry-after")->second, "1");
+  EXPECT_EQ(metadata.find("retry-after-ms")->second, "1000");
+}
+
 }  // namespace
 }  // namespace deltamesh

@@ -484,7 +484,38 @@ TEST_F(OpenAiHttpTest, NoWorkerIsFiveHundredThreeAndFullIsFourTwentyNine) {
   mesh->Join();
   r = Chat(R"("stream": true)");  // fails before the first token: a status of its own
   EXPECT_EQ(r.status, 429) << r.body;
-  EXPECT_THAT(r.head, HasSubstr("Retry-After: 1"));
+  EXPECT_THAT(r.head, HasSubstr("Retry-After: 1\r\n"));
+}
+
+// Requests of 400 tokens and an answer of one, at a worker that computes 100 a second.
+TEST_F(OpenAiHttpTest, WhoFindsTheQueueFullHearsHowLongItTakes) {
+  script = [](const mesh::StartDecode&) {
+    Script s;
+    s.end = false;  // whoever is placed stays
+    return s;
+  };
+  options.waiting_requests_max = 2;
+  Start("kimi_linear_tiny", false);
+  mesh->slabs = 1;
+  mesh->prompt_rate = 100;
+  mesh->Join();
+  std::string prompt = "1";
+  for (int i = 1; i < 400; ++i) prompt += ",1";
+  const std::string body = R"({"max_tokens": 1, "prompt": [)" + prompt + "]}";
+  std::vector<std::unique_ptr<RawHttp>> held;
+  for (int i = 0; i < 3; ++i) {
+    held.push_back(std::make_unique<RawHttp>(server->port()));
+    held.back()->Send(RawHttp::Post("/v1/completions", body));
+    ASSERT_TRUE(FakeMesh::Await([&] {
+      const auto gauges = mesh->router->snapshot().gauges;
+      return gauges.live == i + 1 && gauges.waiting == i;
+    }));
+  }
+  const auto r = Post("/v1/completions", body);
+  EXPECT_EQ(r.status, 429) << r.body;
+  EXPECT_THAT(r.head, HasSubstr("Retry-After: 13\r\n"));  // 3 * 401 tokens
+  EXPECT_THAT(r.head, HasSubstr("Retry-After-Ms: 12030\r\n"));
+  EXPECT_EQ(Json::parse(r.body)["error"]["type"], "rate_limit_error") << r.body;
 }
 
 TEST_F(OpenAiHttpTest, PartsThatDoNotFitAreNotTheClientsFault) {

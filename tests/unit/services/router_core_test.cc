@@ -333,9 +333,10 @@ TEST_F(RequestTest, QueueAndLiveBoundsRefuse) {
   ASSERT_TRUE(Submit("b", 10).ok());
   ASSERT_TRUE(Submit("c", 10).ok());
   const absl::Status full = Submit("d", 10);
-  EXPECT_EQ(
-      full.ToString(),
-      "RESOURCE_EXHAUSTED: 2 requests wait for a decode worker, the router's bound; retry later");
+  EXPECT_EQ(full.ToString(),
+            "RESOURCE_EXHAUSTED: 2 requests wait for a worker, the router's bound for a tenant; "
+            "retry later "
+            "[deltamesh.retry-after-ms='1000']");
   EXPECT_EQ(core->gauges().live, 3);
   EXPECT_EQ(core->counters().rejected, 1u);
 }

@@ -95,7 +95,8 @@ inline std::string DescribeAction(const RouterAction& action) {
                            a->usage.completion_tokens, a->usage.cached_tokens);
   }
   const auto& a = std::get<ClientFailed>(action);
-  return absl::StrFormat("client %s failed %s", a.request_id, a.status.ToString());
+  return absl::StrFormat("client %s failed %s: %s", a.request_id,
+                         absl::StatusCodeToString(a.status.code()), MessageOf(a.status));
 }
 
 class RouterCoreTest : public ::testing::Test {

@@ -1,0 +1,214 @@
+// Who is placed when the mesh is full, and what those hear who are not taken in.
+#include <map>
+
+#include "runtime/base/random.h"
+#include "services/common/retry_hint.h"
+#include "tests/unit/services/router_harness.h"
+
+namespace deltamesh {
+namespace {
+
+constexpr LinkId kDecode = 1, kPrefill = 2;
+
+class FairnessTest : public RouterCoreTest {
+ protected:
+  // One decode worker of `slabs`; it has measured `rate` prompt tokens a second.
+  void Start(RouterOptions options, uint64_t slabs, double rate = 0) {
+    Restart(std::move(options));
+    mesh::WorkerMessage m = TestRegister("d1", mesh::ROLE_DECODE);
+    m.mutable_register_()->mutable_capacity()->set_slabs(slabs);
+    m.mutable_register_()->mutable_capacity()->set_latent_blocks(1024);
+    Open(kDecode, m);
+    Drain();
+    Load(slabs, rate);
+  }
+  void Load(uint64_t slabs, double rate) {
+    mesh::WorkerMessage m;
+    m.mutable_heartbeat()->set_slabs_free(slabs);
+    m.mutable_heartbeat()->set_latent_blocks_free(1024);
+    m.mutable_heartbeat()->set_prompt_tokens_per_second(rate);
+    Send(kDecode, m);
+  }
+  absl::Status Ask(const std::string& id, const std::string& tenant, int64_t prompt,
+                   int64_t max_tokens = 8) {
+    ClientRequest r = Make(id, prompt, max_tokens);
+    r.cache.set_salt(tenant);
+    return core->Submit(std::move(r), now);
+  }
+  // Ids placed since the last call, in order.
+  std::vector<std::string> Placed() {
+    std::vector<std::string> out;
+    for (const RouterAction& action : core->TakeActions()) {
+      const auto* sent = std::get_if<SendToWorker>(&action);
+      if (sent == nullptr || !sent->message.has_start_decode()) continue;
+      out.push_back(sent->message.start_decode().request_id());
+      attempts[out.back()] = sent->message.start_decode().attempt();
+    }
+    return out;
+  }
+};
+
+// A tenant that always has 50 requests waiting, and one that asks for one after the other, at a mesh that
+// serves one at a time. What each was given never differs by more than a turn and two of the costliest.
+TEST_F(FairnessTest, AFloodTakesNobodysShare) {
+  for (uint64_t seed = 1; seed <= 8; ++seed) {
+    SeededEntropy entropy(seed);
+    RouterOptions options = DefaultOptions();
+    options.turn_tokens = 500 + static_cast<int64_t>(entropy.Next() % 1500);
+    constexpr int64_t kPromptMax = 1000, kAnswer = 8;
+    Start(options, 1);
+    std::map<std::string, std::pair<std::string, int64_t>> asked;  // tenant and cost
+    int64_t next = 0;
+    const auto ask = [&](const std::string& tenant) {
+      const std::string id = tenant + std::to_string(next++);
+      const int64_t prompt = 1 + static_cast<int64_t>(entropy.Next() % kPromptMax);
+      ASSERT_TRUE(Ask(id, tenant, prompt, kAnswer).ok());
+      asked[id] = {tenant, prompt + kAnswer};
+    };
+    ask("flood");  // runs, and counts for nobody
+    std::vector<std::string> running = Placed();
+    for (int i = 0; i < 50; ++i) ask("flood");
+    for (int i = 0; i < 2; ++i) ask("modest");
+    std::map<std::string, int64_t> given;
+    for (int step = 0; step < 600; ++step) {
+      now += absl::Milliseconds(10);
+      ASSERT_EQ(running.size(), 1u);
+      Tokens(kDecode, running[0], {1}, 0, mesh::SequenceOutput::STOP_TOKEN);
+      running = Placed();
+      ASSERT_EQ(running.size(), 1u);
+      const auto& [tenant, cost] = asked.at(running[0]);
+      given[tenant] += cost;
+      ASSERT_LE(std::abs(given["flood"] - given["modest"]),
+                options.turn_tokens + 2 * (kPromptMax + kAnswer))
+          << "seed " << seed << " step " << step;
+      ask(tenant);
+    }
+  }
+}
+
+// Blocks are free in crumbs: small requests of another tenant would pass the large one for ever.
+TEST_F(FairnessTest, ALargeRequestIsPassedForABoundedTime) {
+  RouterOptions options = DefaultOptions();
+  options.ageing_max = absl::Seconds(2);
+  Restart(options);
+  Join(kDecode, "d1", mesh::ROLE_DECODE);  // 64 blocks, 4 slabs
+  int next = 0;
+  std::vector<std::string> running;
+  const auto ask_small = [&] {
+    ASSERT_TRUE(Ask("s" + std::to_string(next++), "small", 900, 60).ok());
+  };
+  for (int i = 0; i < 6; ++i) ask_small();  // 15 blocks each: four fit
+  running = Placed();
+  ASSERT_EQ(running.size(), 4u);
+  ASSERT_TRUE(Ask("large", "large", 1900, 100).ok());  // 32 blocks
+  const absl::Time since = now;
+  bool placed = false;
+  int passed = 0;
+  while (!placed && now - since < absl::Seconds(20)) {
+    now += absl::Milliseconds(250);  // one ends, the next one comes
+    const std::string ended = running.front();
+    running.erase(running.begin());
+    Tokens(kDecode, ended, {1}, 0, mesh::SequenceOutput::STOP_TOKEN);
+    ask_small();
+    core->Tick(now);
+    for (const std::string& id : Placed()) {
+      placed |= id == "large";
+      passed += id != "large";
+      running.push_back(id);
+    }
+  }
+  EXPECT_TRUE(placed);
+  EXPECT_GT(passed, 4);  // crumbs were not left lying about
+  // From ageing_max on nothing starts any more, and all that ran ends within four turns.
+  EXPECT_LE(now - since, options.ageing_max + 4 * absl::Milliseconds(250));
+}
+
+TEST_F(FairnessTest, CheapRequestsOfATenantPassCostlyOnesForABoundedTime) {
+  RouterOptions options = DefaultOptions();
+  options.ageing_max = absl::Seconds(1);
+  Start(options, 1, /*rate=*/1000);  // 1900 tokens: 1.9 s, cut to 1 s
+  ASSERT_TRUE(Ask("runs", "", 10).ok());
+  ASSERT_TRUE(Ask("costly", "", 1900).ok());
+  now += absl::Milliseconds(500);
+  ASSERT_TRUE(Ask("cheap", "", 10).ok());
+  now += absl::Milliseconds(600);
+  ASSERT_TRUE(Ask("late", "", 10).ok());
+  std::vector<std::string> order = Placed();
+  while (order.size() < 4) {
+    Tokens(kDecode, order.back(), {1}, 0, mesh::SequenceOutput::STOP_TOKEN);
+    for (const std::string& id : Placed()) order.push_back(id);
+  }
+  EXPECT_THAT(order, ::testing::ElementsAre("runs", "cheap", "costly", "late"));
+}
+
+TEST_F(FairnessTest, WhoIsRefusedHearsWhenToComeAgain) {
+  RouterOptions options = DefaultOptions();
+  options.waiting_requests_max = 3;
+  options.live_requests_max = 100;
+  Start(options, 1, /*rate=*/100);
+  ASSERT_TRUE(Ask("runs", "a", 10).ok());
+  for (const char* id : {"1", "2", "3"}) ASSERT_TRUE(Ask(id, "a", 492).ok());  // 500 tokens each
+  const absl::Status full = Ask("4", "a", 492);
+  EXPECT_EQ(
+      full.ToString().substr(0, 85),
+      "RESOURCE_EXHAUSTED: 3 requests wait for a worker, the router's bound for a tenant; re");
+  EXPECT_EQ(RetryAfterOf(full), absl::Seconds(20));  // 2000 tokens at 100 a second
+  // Another tenant is taken in: the flood is not its own.
+  EXPECT_TRUE(Ask("other", "b", 10).ok());
+  EXPECT_EQ(core->gauges().waiting_tokens, 1518);
+  EXPECT_EQ(core->gauges().waiting_tenants, 2);
+  EXPECT_DOUBLE_EQ(core->gauges().drain_seconds, 15.18);
+  EXPECT_EQ(core->RetryAfter(), absl::Seconds(15.18));
+}
+
+TEST_F(FairnessTest, WhatWouldWaitTooLongIsRefusedAtOnce) {
+  RouterOptions options = DefaultOptions();
+  options.waiting_max = absl::Seconds(8);
+  Start(options, 1, /*rate=*/100);
+  ASSERT_TRUE(Ask("runs", "", 10).ok());
+  ASSERT_TRUE(Ask("1", "", 392).ok());  // alone it may wait
+  const absl::Status full = Ask("2", "", 492);
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(full.message()),
+              ::testing::HasSubstr("it would take 9s, longer than 8s"));
+  EXPECT_EQ(RetryAfterOf(full), absl::Seconds(8));
+}
+
+TEST_F(FairnessTest, TheCostOfWhatWaitsIsBounded) {
+  RouterOptions options = DefaultOptions();
+  options.waiting_tokens_max = 1000;
+  Start(options, 1);
+  ASSERT_TRUE(Ask("runs", "", 10).ok());
+  ASSERT_TRUE(Ask("1", "", 1200).ok());  // one may always wait
+  const absl::Status full = Ask("2", "", 10);
+  EXPECT_THAT(std::string(full.message()), ::testing::HasSubstr("requests of 1208 tokens wait"));
+  EXPECT_EQ(RetryAfterOf(full), absl::Seconds(1));  // no pace is known
+}
+
+// A request that waits is looked up when something changed, not whenever somebody speaks.
+TEST_F(FairnessTest, WaitingCostsNoLookups) {
+  Start(DefaultOptions(), 1);
+  mesh::WorkerMessage told;
+  told.mutable_prefixes()->set_complete(true);
+  Send(kDecode, told);
+  ASSERT_TRUE(Ask("runs", "", 200).ok());
+  ASSERT_TRUE(Ask("waits", "", 200).ok());
+  const uint64_t before = core->counters().prefix_lookups;
+  for (int i = 0; i < 1000; ++i) {
+    now += absl::Milliseconds(1);
+    Load(0, 0);
+    core->Tick(now);
+  }
+  EXPECT_EQ(core->counters().prefix_lookups, before);
+  for (int i = 1; i <= 1000; ++i) {  // the index changes all the time
+    now += absl::Milliseconds(1);
+    told.mutable_prefixes()->set_sequence(static_cast<uint64_t>(i));
+    Send(kDecode, told);
+    core->Tick(now);
+  }
+  EXPECT_LE(core->counters().prefix_lookups, before + 10);
+  EXPECT_GE(core->counters().prefix_lookups, before + 9);
+}
+
+}  // namespace
+}  // namespace deltamesh
