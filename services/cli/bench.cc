@@ -1,10 +1,10 @@
 #include "services/cli/bench.h"
 
 #include <algorithm>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -29,8 +29,8 @@ constexpr int64_t kMibBytes = int64_t{1} << 20;
 
 class Bench {
  public:
-  Bench(const BenchOptions& options, Model* model, const Roofline* roof)
-      : options_(options), roof_(roof), engine_(model, options.threads, options.chunk_tokens) {}
+  Bench(const BenchOptions& options, Model* model, const RooflineProbe* probe)
+      : options_(options), probe_(probe), engine_(model, options.threads, options.chunk_tokens) {}
 
   absl::StatusOr<std::vector<BenchRow>> Run();
 
@@ -39,25 +39,31 @@ class Bench {
     return std::find(options_.sections.begin(), options_.sections.end(), section) !=
            options_.sections.end();
   }
-  // Runs `measure` for each repetition and adds the row.
+  // Runs `measure` for each repetition, between two looks at its ceiling (null: none), and adds the row.
   template <typename Measure>
-  absl::Status Add(BenchRow row, const Measure& measure);
+  absl::Status Add(BenchRow row, const std::function<double()>& ceiling, const Measure& measure);
   absl::Status Prefill(int64_t tokens);
   absl::Status Decode(int64_t sequences, int64_t depth);
   absl::Status Mesh();
 
   const BenchOptions& options_;
-  const Roofline* const roof_;  // may be null
+  const RooflineProbe* const probe_;  // may be null
   BenchEngine engine_;
   std::vector<BenchRow> rows_;
 };
 
 template <typename Measure>
-absl::Status Bench::Add(BenchRow row, const Measure& measure) {
+absl::Status Bench::Add(BenchRow row, const std::function<double()>& ceiling,
+                        const Measure& measure) {
+  double before = ceiling ? ceiling() : 0;
   for (int r = 0; r < options_.repetitions; ++r) {
     double others = 0;
     ASSIGN_OR_RETURN(const double rate, measure(&others));
     row.runs.push_back(rate);
+    if (ceiling) {
+      const double after = ceiling();
+      row.ceiling_runs.push_back((std::exchange(before, after) + after) / 2);
+    }
     row.others = others < 0 ? others : std::max(row.others, others);
   }
   rows_.push_back(std::move(row));
@@ -66,12 +72,13 @@ absl::Status Bench::Add(BenchRow row, const Measure& measure) {
 
 absl::Status Bench::Prefill(int64_t tokens) {
   BenchRow row = {.test = "prefill", .n = tokens, .runs = {}, .ceiling = "", .ceiling_runs = {}};
-  if (roof_ != nullptr) {
+  std::function<double()> ceiling;
+  if (probe_ != nullptr) {
     row.ceiling = "multiply-add peak";
     const double flops = TokenFlops(engine_.model(), static_cast<double>(tokens) / 2);
-    row.ceiling_runs = {roof_->fma_flops.best / flops};
+    ceiling = [this, flops] { return probe_->FmaFlops() / flops; };
   }
-  return Add(std::move(row), [&](double* others) -> absl::StatusOr<double> {
+  return Add(std::move(row), ceiling, [&](double* others) -> absl::StatusOr<double> {
     RETURN_IF_ERROR(engine_.Restart(1, tokens));
     const OtherLoad load;
     const double start = BenchSeconds();
@@ -92,18 +99,20 @@ absl::Status Bench::Decode(int64_t sequences, int64_t depth) {
                   .runs = {},
                   .ceiling = "",
                   .ceiling_runs = {}};
-  if (roof_ != nullptr) {
-    row.ceiling = "median read bandwidth";
+  std::function<double()> ceiling;
+  if (probe_ != nullptr) {
+    row.ceiling = "read bandwidth";
     const double context = static_cast<double>(depth) + static_cast<double>(steps) / 2;
-    row.ceiling_runs = {roof_->read_bytes_per_second.median * static_cast<double>(sequences) /
-                        StepBytes(engine_.model(), sequences, context)};
+    const double bytes =
+        StepBytes(engine_.model(), sequences, context) / static_cast<double>(sequences);
+    ceiling = [this, bytes] { return probe_->ReadBytesPerSecond() / bytes; };
   }
   if (depth > 0) {
     RETURN_IF_ERROR(engine_.Restart(1, depth + steps));
     RETURN_IF_ERROR(engine_.Feed(depth));
     engine_.Keep();
   }
-  return Add(std::move(row), [&](double* others) -> absl::StatusOr<double> {
+  return Add(std::move(row), ceiling, [&](double* others) -> absl::StatusOr<double> {
     RETURN_IF_ERROR(depth > 0 ? engine_.Return(steps) : engine_.Restart(sequences, steps));
     const OtherLoad load;
     const double start = BenchSeconds();
@@ -268,10 +277,10 @@ void AddBenchFlags(CLI::App* app, BenchOptions* o) {
 absl::Status RunBench(const BenchOptions& options, std::ostream& out) {
   InitLog("bench", LogLevel::kWarning);
   RETURN_IF_ERROR(CheckOptions(options));
-  std::optional<Roofline> roof;
+  std::unique_ptr<RooflineProbe> probe;
   if (options.roofline_seconds > 0) {
-    ASSIGN_OR_RETURN(
-        roof, MeasureRoofline({.threads = options.threads, .seconds = options.roofline_seconds}));
+    ASSIGN_OR_RETURN(probe, RooflineProbe::Create(
+                                {.threads = options.threads, .seconds = options.roofline_seconds}));
   }
   const SystemClock clock;
   ASSIGN_OR_RETURN(const LoadOptions load,
@@ -279,8 +288,8 @@ absl::Status RunBench(const BenchOptions& options, std::ostream& out) {
                                    options.activations, options.packed_dir, &clock, &std::cerr));
   ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(options.model, load));
   RETURN_IF_ERROR(CheckBenchVocab(model->config().vocab));
-  const Roofline* ceilings = roof ? &*roof : nullptr;
-  Bench bench(options, model.get(), ceilings);
+  const Roofline* ceilings = probe ? &probe->roofline() : nullptr;
+  Bench bench(options, model.get(), probe.get());
   ASSIGN_OR_RETURN(const std::vector<BenchRow> rows, bench.Run());
   (options.json ? PrintJson : PrintTable)(options, *model, rows, ceilings, out);
   return absl::OkStatus();

@@ -1,8 +1,8 @@
-// `deltamesh bench`: how fast this machine runs a model, each figure with its fraction of a ceiling that the
-// same run measured.
+// `deltamesh bench`: how fast this machine runs a model, each figure with its fraction of a ceiling that was
+// measured right before and after it (the median of these ratios).
 //
 //   prefill  logits of the last position of a prompt       against the multiply-add peak
-//   decode   one step per given id, no sampling            against the median read bandwidth
+//   decode   one step per given id, no sampling            against the read bandwidth
 //   batch    the same for several sequences at once
 //   context  the same for one sequence behind a long context
 //   handoff  a state between two processes                 against what their connection carries

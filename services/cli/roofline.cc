@@ -47,7 +47,11 @@ Ceiling Repeat(int repetitions, const std::function<double()>& measure) {
   return {.best = values.back(), .median = values[values.size() / 2]};
 }
 
-class Buffer {
+std::atomic<uint64_t> sink{0};  // keeps the probes' results alive
+
+}  // namespace
+
+class RooflineProbe::Buffer {
  public:
   explicit Buffer(int64_t bytes) : bytes_(static_cast<size_t>(bytes)) {
     void* p = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -68,50 +72,60 @@ class Buffer {
   std::byte* data_ = nullptr;
 };
 
-}  // namespace
+RooflineProbe::RooflineProbe(const RooflineOptions& options) : options_(options) {}
+RooflineProbe::~RooflineProbe() = default;
 
-absl::StatusOr<Roofline> MeasureRoofline(const RooflineOptions& o) {
+absl::StatusOr<std::unique_ptr<RooflineProbe>> RooflineProbe::Create(const RooflineOptions& o) {
   if (o.threads < 1 || o.repetitions < 1 || o.buffer_bytes < 1 << 20) {
     return InvalidArgument(
         "roofline: threads=%d repetitions=%d buffer_bytes=%d; use at least 1, 1 and 1 MiB",
         o.threads, o.repetitions, o.buffer_bytes);
   }
-  const Buffer buffer(o.buffer_bytes);
-  if (buffer.data() == nullptr) {
+  std::unique_ptr<RooflineProbe> probe(new RooflineProbe(o));
+  probe->buffer_ = std::make_unique<Buffer>(o.buffer_bytes);
+  if (probe->buffer_->data() == nullptr) {
     return ResourceExhausted("roofline: no %d bytes for the read probe; use a smaller buffer",
                              o.buffer_bytes);
   }
-  Roofline result;
-  result.threads = o.threads;
-  static std::atomic<uint64_t> sink{0};  // keeps the probes' results alive
-  const int64_t part = o.buffer_bytes / o.threads / 1024 * 1024;
-  for (const int streams : {1, 2, 4}) {  // the access pattern that suits the machine is its ceiling
-    const Ceiling c = Repeat(o.repetitions, [&] {
-      return OnThreads(o.threads, [&](int t) {
-        double bytes = 0;
-        const double start = Seconds();
-        do {
-          sink += kernels::ReadProbe(buffer.data() + t * part, part, streams);
-          bytes += static_cast<double>(part);
-        } while (Seconds() - start < o.seconds);
-        return bytes / (Seconds() - start);
-      });
-    });
-    if (c.best > result.read_bytes_per_second.best) result.read_bytes_per_second = c;
+  Roofline& found = probe->roofline_;
+  for (const int streams : {1, 2, 4}) {
+    const Ceiling c = Repeat(o.repetitions, [&] { return probe->Read(streams, o.seconds); });
+    if (c.best <= found.read_bytes_per_second.best) continue;
+    found.read_bytes_per_second = c;
+    probe->streams_ = streams;
   }
-  result.fma_flops = Repeat(o.repetitions, [&] {
-    return OnThreads(o.threads, [&](int) {
-      double flops = 0;
-      float value = 0;
-      const double start = Seconds();
-      do {
-        flops += kernels::FmaProbe(100'000, &value);
-        sink += static_cast<uint64_t>(value);
-      } while (Seconds() - start < o.seconds);
-      return flops / (Seconds() - start);
-    });
+  found.fma_flops = Repeat(o.repetitions, [&] { return probe->Fma(o.seconds); });
+  return probe;
+}
+
+double RooflineProbe::ReadBytesPerSecond() const { return Read(streams_, options_.seconds / 2); }
+
+double RooflineProbe::FmaFlops() const { return Fma(options_.seconds / 2); }
+
+double RooflineProbe::Read(int streams, double seconds) const {
+  const int64_t part = options_.buffer_bytes / options_.threads / 1024 * 1024;
+  return OnThreads(options_.threads, [&](int t) {
+    double bytes = 0;
+    const double start = Seconds();
+    do {
+      sink += kernels::ReadProbe(buffer_->data() + t * part, part, streams);
+      bytes += static_cast<double>(part);
+    } while (Seconds() - start < seconds);
+    return bytes / (Seconds() - start);
   });
-  return result;
+}
+
+double RooflineProbe::Fma(double seconds) const {
+  return OnThreads(options_.threads, [&](int) {
+    double flops = 0;
+    float value = 0;
+    const double start = Seconds();
+    do {
+      flops += kernels::FmaProbe(100'000, &value);
+      sink += static_cast<uint64_t>(value);
+    } while (Seconds() - start < seconds);
+    return flops / (Seconds() - start);
+  });
 }
 
 }  // namespace deltamesh

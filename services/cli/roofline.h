@@ -1,7 +1,8 @@
-// The ceilings of this machine, measured before a benchmark so that every figure can state its fraction.
+// The ceilings of this machine, measured beside a benchmark so that every figure can state its fraction.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/statusor.h"
 
@@ -12,7 +13,6 @@ struct Ceiling {
 };
 
 struct Roofline {
-  int threads = 1;
   Ceiling read_bytes_per_second;  // a buffer far larger than the caches, huge pages where allowed
   Ceiling fma_flops;              // float32, registers only
 };
@@ -24,6 +24,29 @@ struct RooflineOptions {
   double seconds = 0.2;  // per repetition and probe
 };
 
-absl::StatusOr<Roofline> MeasureRoofline(const RooflineOptions& options);
+// Holds its buffer, so that a ceiling can be measured again beside the figure it is for: what a shared
+// machine gives changes within seconds. Not thread-safe.
+class RooflineProbe {
+ public:
+  // Measures both ceilings.
+  static absl::StatusOr<std::unique_ptr<RooflineProbe>> Create(const RooflineOptions& options);
+  ~RooflineProbe();
+
+  const Roofline& roofline() const { return roofline_; }
+  // As it is now, from one repetition of half the seconds.
+  double ReadBytesPerSecond() const;
+  double FmaFlops() const;
+
+ private:
+  class Buffer;
+  explicit RooflineProbe(const RooflineOptions& options);
+  double Read(int streams, double seconds) const;
+  double Fma(double seconds) const;
+
+  const RooflineOptions options_;
+  std::unique_ptr<Buffer> buffer_;
+  int streams_ = 1;  // the access pattern that suits the machine
+  Roofline roofline_;
+};
 
 }  // namespace deltamesh
