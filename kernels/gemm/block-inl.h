@@ -9,6 +9,7 @@
 
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "hwy/highway.h"
 #include "kernels/gemm/fused-inl.h"
@@ -20,68 +21,93 @@ namespace deltamesh::kernels {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Tokens of a register tile: kVecs accumulators each, a panel's weights, and one input.
-constexpr int kTileTokens = kVecs == 2 ? 8 : 3;
-constexpr int64_t kStretch = 128;      // columns decoded at a time
-constexpr int64_t kBlockTokens = 128;  // most tokens that share a decoded stretch
+// Panels side by side, as many as registers hold: each input that is loaded then meets more weights.
+constexpr int kWide = kVecs == 2 ? 2 : 1;
+// Tokens of a register tile: kPanels * kVecs accumulators each, as many weights, and one input.
+template <int kPanels>
+inline constexpr int kTileTokens = kVecs == 2 ? 12 / kPanels : 3;
+constexpr int64_t kStretch = 128 / kWide;  // columns decoded at a time
+constexpr int64_t kBlockTokens = 126;      // most tokens that share a decoded stretch
 
-// A decoded stretch: [count][32] weights, and per 32 of them [32] scales if the format has them.
+// A decoded stretch of some panels: of each [count][32] weights, and per 32 of them [32] scales if the
+// format has them.
+template <int kPanels>
 struct Stretch {
-  const float* w;
-  const float* scales;
+  const float* w[kPanels];
+  const float* scales[kPanels];
   int64_t count;
 };
 
+// One row of accumulators: [panel][32].
+template <int kPanels>
+using Sums = V[kPanels][kVecs];
+
 // sum += x * w over the columns [k0, k1) of a stretch.
-template <int kTokens>
-HWY_INLINE void AddColumns(const float* x, int64_t x_stride, const Stretch& s, int64_t k0,
-                           int64_t k1, V (&sum)[kTokens][kVecs]) {
+template <int kPanels, int kTokens>
+HWY_INLINE void AddColumns(const float* x, int64_t x_stride, const Stretch<kPanels>& s, int64_t k0,
+                           int64_t k1, Sums<kPanels> (&sum)[kTokens]) {
   for (int64_t k = k0; k < k1; ++k) {
-    V wk[kVecs];
+    V wk[kPanels][kVecs];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) wk[v] = hn::LoadU(D(), s.w + k * kPanel + v * kWidth);
+    for (int i = 0; i < kPanels; ++i) {
 #pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) {
+        wk[i][v] = hn::LoadU(D(), s.w[i] + k * kPanel + v * kWidth);
+      }
+    }
+#pragma GCC unroll 16
     for (int t = 0; t < kTokens; ++t) {
       const V xk = hn::Set(D(), x[t * x_stride + k]);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVecs; ++v) sum[t][v] = hn::MulAdd(xk, wk[v], sum[t][v]);
+      for (int i = 0; i < kPanels; ++i) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVecs; ++v) sum[t][i][v] = hn::MulAdd(xk, wk[i][v], sum[t][i][v]);
+      }
     }
   }
 }
 
-// Continues `kTokens` rows of acc [.][32] over a stretch.
-template <bool kScaled, int kTokens>
-HWY_NOINLINE void StretchTile(const float* x, int64_t x_stride, const Stretch& s, float* acc) {
-  V sum[kTokens][kVecs];
+// Continues `kTokens` rows of acc [.][panel][32] over a stretch.
+template <bool kScaled, int kPanels, int kTokens>
+HWY_NOINLINE void StretchTile(const float* x, int64_t x_stride, const Stretch<kPanels>& s,
+                              float* acc) {
+  Sums<kPanels> sum[kTokens];
   const auto each = [&](auto f) HWY_ATTR {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int t = 0; t < kTokens; ++t) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kVecs; ++v) f(sum[t][v], acc + t * kPanel + v * kWidth, v);
+      for (int i = 0; i < kPanels; ++i) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVecs; ++v) {
+          f(sum[t][i][v], acc + (t * kPanels + i) * kPanel + v * kWidth, i, v);
+        }
+      }
     }
   };
   if constexpr (!kScaled) {
-    each([](V& v, float* a, int) HWY_ATTR { v = hn::Load(D(), a); });
-    AddColumns<kTokens>(x, x_stride, s, 0, s.count, sum);
-    each([](V& v, float* a, int) HWY_ATTR { hn::Store(v, D(), a); });
+    each([](V& v, float* a, int, int) HWY_ATTR { v = hn::Load(D(), a); });
+    AddColumns<kPanels, kTokens>(x, x_stride, s, 0, s.count, sum);
+    each([](V& v, float* a, int, int) HWY_ATTR { hn::Store(v, D(), a); });
     return;
   }
   for (int64_t k = 0; k < s.count; k += kMxBlock) {
-    each([](V& v, float*, int) HWY_ATTR { v = hn::Zero(D()); });
-    AddColumns<kTokens>(x, x_stride, s, k, k + kMxBlock, sum);
-    each([&](V& v, float* a, int i) HWY_ATTR {
-      const V scale = hn::Load(D(), s.scales + k + i * kWidth);
+    each([](V& v, float*, int, int) HWY_ATTR { v = hn::Zero(D()); });
+    AddColumns<kPanels, kTokens>(x, x_stride, s, k, k + kMxBlock, sum);
+    each([&](V& v, float* a, int i, int at) HWY_ATTR {
+      const V scale = hn::Load(D(), s.scales[i] + k + at * kWidth);
       hn::Store(hn::MulAdd(v, scale, hn::Load(D(), a)), D(), a);
     });
   }
 }
 
 // Calls the tile for the number of tokens left, 1 <= count <= kTokens.
-template <bool kScaled, int kTokens = kTileTokens>
-HWY_INLINE void AnyStretchTile(int64_t count, const float* x, int64_t x_stride, const Stretch& s,
-                               float* acc) {
-  if (count == kTokens) return StretchTile<kScaled, kTokens>(x, x_stride, s, acc);
-  if constexpr (kTokens > 1) AnyStretchTile<kScaled, kTokens - 1>(count, x, x_stride, s, acc);
+template <bool kScaled, int kPanels, int kTokens = kTileTokens<kPanels>>
+HWY_INLINE void AnyStretchTile(int64_t count, const float* x, int64_t x_stride,
+                               const Stretch<kPanels>& s, float* acc) {
+  if (count == kTokens) return StretchTile<kScaled, kPanels, kTokens>(x, x_stride, s, acc);
+  if constexpr (kTokens > 1) {
+    AnyStretchTile<kScaled, kPanels, kTokens - 1>(count, x, x_stride, s, acc);
+  }
 }
 
 template <class Rows>
@@ -121,33 +147,41 @@ HWY_INLINE void FetchNext(const T* begin, const T* end) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
 }
 
-template <class Rows>
-HWY_NOINLINE void BlockPanel(const GemmParams& p, int64_t token, int64_t tokens, int64_t panel) {
-  HWY_ALIGN float weights[kStretch * kPanel];
-  HWY_ALIGN float scales[kStretch];
-  HWY_ALIGN float acc[kBlockTokens * kPanel];
-  std::memset(acc, 0, static_cast<size_t>(tokens * kPanel) * sizeof(float));
-  Rows rows(p.w, panel);
+// Outputs of kPanels panels from `panel` on.
+template <class Rows, int kPanels, size_t... kIndex>
+HWY_NOINLINE void BlockPanels(const GemmParams& p, int64_t token, int64_t tokens, int64_t panel,
+                              std::index_sequence<kIndex...>) {
+  HWY_ALIGN float weights[kPanels][kStretch * kPanel];
+  HWY_ALIGN float scales[kPanels][kStretch];
+  HWY_ALIGN float acc[kBlockTokens * kPanels * kPanel];
+  std::memset(acc, 0, static_cast<size_t>(tokens * kPanels * kPanel) * sizeof(float));
+  Rows rows[kPanels] = {Rows(p.w, panel + static_cast<int64_t>(kIndex))...};
+  Stretch<kPanels> s = {{weights[kIndex]...}, {scales[kIndex]...}, 0};
   for (int64_t k0 = 0; k0 < p.w.cols; k0 += kStretch) {
     const int64_t k1 = HWY_MIN(k0 + kStretch, p.w.cols);
-    Stretch s = {weights, scales, k1 - k0};
-    if constexpr (std::is_same_v<Rows, F32Rows>) {
-      s.w = rows.base + k0 * kPanel;
-    } else {
-      DecodeStretch(rows, k0, k1, weights, scales);
+    s.count = k1 - k0;
+    for (int i = 0; i < kPanels; ++i) {
+      if constexpr (std::is_same_v<Rows, F32Rows>) {
+        s.w[i] = rows[i].base + k0 * kPanel;
+      } else {
+        DecodeStretch(rows[i], k0, k1, weights[i], scales[i]);
+      }
+      FetchNext(rows[i].At(k0), rows[i].At(k1));
     }
-    FetchNext(rows.At(k0), rows.At(k1));
     for (int64_t t = 0; t < tokens;) {
-      const int64_t n = EvenPart(tokens - t, kTileTokens);
+      const int64_t n = EvenPart(tokens - t, kTileTokens<kPanels>);
       AnyStretchTile<Rows::kScaled>(n, p.x + (token + t) * p.x_stride + k0, p.x_stride, s,
-                                    acc + t * kPanel);
+                                    acc + t * kPanels * kPanel);
       t += n;
     }
   }
   for (int64_t t = 0; t < tokens; ++t) {
-    V row[kVecs];
-    for (int v = 0; v < kVecs; ++v) row[v] = hn::Load(D(), acc + t * kPanel + v * kWidth);
-    StorePanel(p, token + t, panel, row);
+    for (int i = 0; i < kPanels; ++i) {
+      V row[kVecs];
+      const float* from = acc + (t * kPanels + i) * kPanel;
+      for (int v = 0; v < kVecs; ++v) row[v] = hn::Load(D(), from + v * kWidth);
+      StorePanel(p, token + t, panel + i, row);
+    }
   }
 }
 
@@ -155,8 +189,12 @@ template <class Rows>
 HWY_INLINE void Blocks(const GemmParams& p) {
   for (int64_t token = 0; token < p.tokens;) {
     const int64_t tokens = EvenPart(p.tokens - token, kBlockTokens);
-    for (int64_t panel = p.panel_begin; panel < p.panel_end; ++panel) {
-      BlockPanel<Rows>(p, token, tokens, panel);
+    int64_t panel = p.panel_begin;
+    for (; panel + kWide <= p.panel_end; panel += kWide) {
+      BlockPanels<Rows, kWide>(p, token, tokens, panel, std::make_index_sequence<kWide>());
+    }
+    for (; panel < p.panel_end; ++panel) {
+      BlockPanels<Rows, 1>(p, token, tokens, panel, std::make_index_sequence<1>());
     }
     token += tokens;
   }
