@@ -1,6 +1,7 @@
 #include "runtime/text/json.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <fstream>
@@ -9,10 +10,17 @@
 namespace deltamesh {
 namespace {
 
-// Nesting depth by brackets outside strings. Only needs to be right for text that parses.
-int DepthOf(std::string_view text) {
+// What parsing would cost, as far as it can grow faster than the text.
+struct Cost {
   int depth = 0;
-  int most = 0;
+  int64_t key_pairs = 0;  // an ordered object compares each new key with all before it
+};
+
+// By brackets and colons outside strings. Only needs to be right for the part of the text that parses.
+Cost CostOf(std::string_view text) {
+  Cost cost;
+  std::array<int64_t, kMaxJsonDepth + 1> keys{};  // so far, of the value open at each depth
+  int depth = 0;
   bool in_string = false;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
@@ -22,12 +30,15 @@ int DepthOf(std::string_view text) {
     } else if (c == '"') {
       in_string = true;
     } else if (c == '[' || c == '{') {
-      most = std::max(most, ++depth);
+      cost.depth = std::max(cost.depth, ++depth);
+      if (depth <= kMaxJsonDepth) keys[static_cast<size_t>(depth)] = 0;
     } else if (c == ']' || c == '}') {
-      --depth;
+      depth = std::max(depth - 1, 0);
+    } else if (c == ':' && depth <= kMaxJsonDepth) {
+      cost.key_pairs += keys[static_cast<size_t>(depth)]++;
     }
   }
-  return most;
+  return cost;
 }
 
 void AppendString(std::string_view text, std::string& out) {
@@ -165,9 +176,14 @@ std::string Dump(const Json& value, const Style& style) {
 }  // namespace
 
 absl::StatusOr<Json> ParseJson(std::string_view text, std::string_view name) {
-  if (const int depth = DepthOf(text); depth > kMaxJsonDepth) {
-    return InvalidArgument("%s: JSON is nested %d deep; use at most %d levels", name, depth,
+  const Cost cost = CostOf(text);
+  if (cost.depth > kMaxJsonDepth) {
+    return InvalidArgument("%s: JSON is nested %d deep; use at most %d levels", name, cost.depth,
                            kMaxJsonDepth);
+  }
+  if (cost.key_pairs > kMaxJsonKeyPairs) {
+    return InvalidArgument("%s: JSON has objects of too many keys; use at most %d in one object",
+                           name, kMaxJsonObjectKeys);
   }
   try {
     return Json::parse(text);

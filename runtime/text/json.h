@@ -15,6 +15,10 @@ using Json = nlohmann::ordered_json;
 
 // Deeper nesting is refused before parsing, so that no walk over a value can exhaust the stack.
 inline constexpr int kMaxJsonDepth = 128;
+// An object of this many keys is taken, or several that cost as much together: each key of an ordered object
+// is compared with all before it, so that larger ones could keep a thread busy for hours.
+inline constexpr int64_t kMaxJsonObjectKeys = 16384;
+inline constexpr int64_t kMaxJsonKeyPairs = kMaxJsonObjectKeys * (kMaxJsonObjectKeys - 1) / 2;
 inline constexpr int64_t kMaxConfigFileBytes = 64 << 20;
 
 // `name` is what errors call the text (a file or a field).

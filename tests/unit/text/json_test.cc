@@ -52,5 +52,30 @@ TEST(JsonTest, DepthIsBounded) {
               {"tools: "});
 }
 
+std::string ObjectOf(int64_t keys) {
+  std::string text = "{";
+  for (int64_t i = 0; i < keys; ++i) {
+    text += absl::StrFormat("%s\"k:{%d\":%d", i == 0 ? "" : ",", i, i);
+  }
+  return text + "}";
+}
+
+TEST(JsonTest, KeysOfAnObjectAreBounded) {
+  const absl::StatusOr<Json> most = ParseJson(ObjectOf(kMaxJsonObjectKeys), "x");
+  ASSERT_TRUE(most.ok()) << most.status();
+  EXPECT_EQ(static_cast<int64_t>(most->size()), kMaxJsonObjectKeys);
+  ExpectError(ParseJson(ObjectOf(kMaxJsonObjectKeys + 1), "body").status(),
+              absl::StatusCode::kInvalidArgument, {"body: ", "16384"});
+  // Several together cost as much, wherever they lie; many small ones cost nothing.
+  const std::string half = ObjectOf(kMaxJsonObjectKeys / 2);
+  EXPECT_TRUE(ParseJson("[" + half + ",{\"a\":" + half + "}]", "x").ok());
+  const std::string four = half + "," + half + "," + half + "," + half;
+  EXPECT_TRUE(ParseJson("[" + four + "]", "x").ok());
+  EXPECT_FALSE(ParseJson("[" + four + "," + half + "]", "x").ok());
+  std::string small = "[{}";
+  for (int i = 0; i < 100'000; ++i) small += R"(,{"role":"user","content":"a"})";
+  EXPECT_TRUE(ParseJson(small + "]", "x").ok());
+}
+
 }  // namespace
 }  // namespace deltamesh
