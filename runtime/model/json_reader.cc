@@ -1,5 +1,6 @@
 #include "runtime/model/json_reader.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <limits>
@@ -11,6 +12,9 @@ namespace deltamesh {
 namespace {
 
 using nlohmann::json;
+
+// Deeper than any published file, and far from what a walk over a value would need to exhaust the stack.
+constexpr int kDepthMax = 64;
 
 // Long values are cut in messages.
 std::string Shown(const json& value) {
@@ -47,7 +51,10 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t bytes
 absl::StatusOr<json> ParseStrictJson(std::string_view text, std::string_view where) {
   std::vector<std::set<std::string>> keys;
   std::string twice;
-  const auto watch = [&](int, json::parse_event_t event, json& parsed) {
+  bool deep = false;
+  const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
+    deep |= depth > kDepthMax;
+    if (deep) return false;  // nothing more is built
     if (event == json::parse_event_t::object_start) keys.emplace_back();
     if (event == json::parse_event_t::object_end) keys.pop_back();
     if (event == json::parse_event_t::key && twice.empty()) {
@@ -58,11 +65,15 @@ absl::StatusOr<json> ParseStrictJson(std::string_view text, std::string_view whe
   };
   try {
     json value = json::parse(text.begin(), text.end(), watch);
+    if (deep) {
+      return InvalidArgument("%s: JSON is nested more than %d deep; fetch the file again", where,
+                             kDepthMax);
+    }
     if (!twice.empty()) return InvalidArgument("%s: key \"%s\" occurs twice", where, twice);
     return value;
   } catch (const json::parse_error& e) {
     return InvalidArgument("%s: not valid JSON at byte %d of %d; fetch the file again", where,
-                           e.byte, text.size());
+                           std::min(e.byte, text.size()), text.size());
   } catch (const json::exception& e) {
     return InvalidArgument("%s: not valid JSON (%s); fetch the file again", where, e.what());
   }

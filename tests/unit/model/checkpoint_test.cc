@@ -160,6 +160,25 @@ TEST_F(DamagedK3, TheHeaderIsNoJson) {
   ExpectError(absl::StatusCode::kInvalidArgument, kFirst, "header: not valid JSON at byte 1");
 }
 
+// Values are walked recursively, so that depth must be bounded before.
+TEST_F(DamagedK3, DeeplyNestedJsonIsRefused) {
+  for (const int depth : {70, 200'000}) {
+    const std::string deep = std::string(depth, '[') + std::string(depth, ']');
+    const std::string objects = "{\"x\":{\"y\":" + deep + ",\"y\":1}}";
+    for (const std::string& text : {"{\"hidden_size\":" + deep + "}", deep, objects}) {
+      copy_.EditText("config.json", [&](std::string& file) { file = text; });
+      ExpectError(absl::StatusCode::kInvalidArgument, "config.json", "nested more than 64 deep");
+    }
+    for (const std::string& text :
+         {"{\"a\":{\"dtype\":" + deep + "}}", "{\"a\":{\"shape\":" + deep + "}}"}) {
+      CheckpointCopy copy("kimi_k3_tiny");
+      copy.EditText(kIndex, [&](std::string& file) { file = text; });
+      const absl::Status status = TryLoad(copy.folder());
+      EXPECT_THAT(MessageOf(status), AllOf(HasSubstr(kIndex), HasSubstr("nested more than")));
+    }
+  }
+}
+
 TEST_F(DamagedK3, ATensorIsTwiceInTheHeader) {
   EditHeaderText([](std::string& text) {
     text =
