@@ -1,5 +1,6 @@
 #include "services/common/address.h"
 
+#include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -27,6 +28,13 @@ int TryBind(const addrinfo& at) {
   const int error = bind(fd, at.ai_addr, at.ai_addrlen) == 0 ? 0 : errno;
   close(fd);
   return error;
+}
+
+bool IsNumeric(const std::string& host) {
+  in6_addr address;
+  const std::string name = host.substr(0, host.find('%'));  // without the zone of a link-local one
+  return inet_pton(AF_INET, name.c_str(), &address) == 1 ||
+         inet_pton(AF_INET6, name.c_str(), &address) == 1;
 }
 
 }  // namespace
@@ -88,6 +96,29 @@ absl::Status CheckListen(std::string_view flag, std::string_view text) {
   return InvalidArgument(
       "%s: \"%s\" is no address of this machine: %s; use localhost, 0.0.0.0 or [::]", flag, text,
       strerror(last));
+}
+
+absl::StatusOr<std::string> NumericHost(std::string_view flag, std::string_view host) {
+  const std::string name(host);
+  if (IsNumeric(name)) return name;
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* raw = nullptr;
+  const int unknown = name.empty() ? EAI_NONAME : getaddrinfo(name.c_str(), "0", &hints, &raw);
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> found(raw, freeaddrinfo);
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const addrinfo* a = found.get(); unknown == 0 && a != nullptr; a = a->ai_next) {
+      char text[NI_MAXHOST];
+      if (a->ai_family != family || TryBind(*a) != 0) continue;
+      if (getnameinfo(a->ai_addr, a->ai_addrlen, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) ==
+          0) {
+        return std::string(text);
+      }
+    }
+  }
+  return InvalidArgument("%s: \"%s\" is no address of this machine: %s; use its name or address",
+                         flag, host,
+                         unknown != 0 ? gai_strerror(unknown) : "its addresses are others'");
 }
 
 }  // namespace deltamesh

@@ -21,4 +21,8 @@ std::string JoinHostPort(std::string_view host, int port);
 // machine's, the port is free. A look, not a reservation. Asks the resolver, so it may take its time.
 absl::Status CheckListen(std::string_view flag, std::string_view text);
 
+// `host` as a numeric address: itself when it is one, else the first address of this machine that the name
+// has, of IPv4 where it has both kinds.
+absl::StatusOr<std::string> NumericHost(std::string_view flag, std::string_view host);
+
 }  // namespace deltamesh

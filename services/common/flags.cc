@@ -24,13 +24,13 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
   app->add_option("--http", f->http, "HTTP address (/metrics, /healthz, /readyz)")
       ->capture_default_str();
   app->add_option("--transport-listen", f->transport_listen,
-                  "HOST[:PORT[-LAST]] for large buffers (UCX). HOST: a numeric address of this "
+                  "HOST[:PORT[-LAST]] for large buffers (UCX). HOST: a name or address of this "
                   "machine; its network interface carries all transfers, so across machines name "
                   "the address the others reach. PORT-LAST: the first free port of a range to open "
                   "in a firewall; a single fixed PORT is busy for a minute after a crash; 0: any")
       ->capture_default_str();
   app->add_option("--transport-advertise", f->transport_advertise,
-                  "numeric address of this machine whose interface carries transfers when "
+                  "name or address of this machine whose interface carries transfers when "
                   "--transport-listen is a wildcard (default: as listened)");
   app->add_option("--threads", f->threads, "threads of the step loop")
       ->check(CLI::Range(1, 1024))

@@ -7,13 +7,14 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/transfer/ucx_transport.h"
+#include "services/common/address.h"
 #include "services/common/process.h"
 
 namespace deltamesh {
 
 namespace {
 
-// HOST[:PORT[-LAST]], IPv6 in brackets.
+// HOST[:PORT[-LAST]], IPv6 in brackets. UCX takes numeric addresses only.
 absl::Status ParseTransportListen(std::string_view text, UcxTransportOptions* options) {
   const bool bracket = text.starts_with('[') && text.find(']') != std::string_view::npos;
   const size_t host_end = bracket ? text.find(']') + 1 : std::min(text.find(':'), text.size());
@@ -23,7 +24,7 @@ absl::Status ParseTransportListen(std::string_view text, UcxTransportOptions* op
   const size_t dash = std::min(ports.find('-'), ports.size());
   const std::string flag = "--transport-listen";
   ASSIGN_OR_RETURN(auto first, ParseHostPort(flag, "x" + ports.substr(0, dash)));
-  options->host = host;
+  ASSIGN_OR_RETURN(options->host, NumericHost(flag, host));
   options->port = options->port_last = first.second;
   if (dash < ports.size()) {
     ASSIGN_OR_RETURN(auto last, ParseHostPort(flag, "x:" + ports.substr(dash + 1)));
@@ -40,7 +41,10 @@ absl::StatusOr<std::unique_ptr<Transport>> OpenUcx(const WorkerFlags& flags) {
   RestoreCrashSignals();
   UcxTransportOptions options;
   RETURN_IF_ERROR(ParseTransportListen(flags.transport_listen, &options));
-  options.advertise_host = flags.transport_advertise;
+  if (!flags.transport_advertise.empty()) {
+    ASSIGN_OR_RETURN(options.advertise_host,
+                     NumericHost("--transport-advertise", flags.transport_advertise));
+  }
   options.drive_spin = absl::Microseconds(flags.spin_us);
   RETURN_IF_ERROR(ApplyUcxDefaults(options));
   ASSIGN_OR_RETURN(std::unique_ptr<UcxTransport> transport, UcxTransport::Create(options));

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 import unittest
+import unittest.mock
 import urllib.error
 import urllib.request
 
@@ -147,6 +148,24 @@ class AddressTest(unittest.TestCase):
                 self.assertEqual(health(ports["grpc"]), "NOT_SERVING", ports)   # there, without workers
             finally:
                 router.kill()
+
+    def test_workers_take_names_from_the_environment(self):
+        named = dict(DELTAMESH_LISTEN="localhost:0", DELTAMESH_HTTP="localhost:0",
+                     DELTAMESH_TRANSPORT_LISTEN="localhost", DELTAMESH_TRANSPORT_ADVERTISE="localhost")
+        with unittest.mock.patch.dict(os.environ, named):
+            mesh = Mesh(MODEL, experts=1)
+            self.addCleanup(mesh.close)
+            self.assertEqual(len(mesh.generate(tokens=list(range(100)), max_tokens=3).tokens), 3)
+        for role in ("prefill-0", "decode-0", "expert-0"):
+            ports = mesh[role].ports()
+            self.assertTrue(all(at.startswith("localhost:") for at in ports.values()), ports)
+            self.assertIn("transport.open", mesh[role].tail(200))
+        for flag in ("--transport-listen", "--transport-advertise"):
+            done = subprocess.run([BINARY, "decode", f"--model={MODEL}", "--router=localhost:1",
+                                   f"{flag}=no.such.host.invalid"], capture_output=True, text=True, timeout=30)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn(flag, done.stderr)
+            self.assertIn("is no address of this machine", done.stderr)
 
     def test_bad_addresses_are_named_before_any_work(self):
         taken = socket.socket()

@@ -504,6 +504,17 @@ TEST(AddressTest, WhatPeopleWriteIsReadOrRefusedByName) {
 
 TEST(AddressTest, WhatCannotBeListenedOnIsKnownBefore) {
   EXPECT_TRUE(CheckListen("--http", "localhost:0").ok());
+  const absl::StatusOr<std::string> local = NumericHost("--transport-listen", "localhost");
+  ASSERT_TRUE(local.ok()) << local.status();
+  EXPECT_TRUE(*local == "127.0.0.1" || *local == "::1") << *local;
+  for (const char* numeric : {"127.0.0.1", "0.0.0.0", "::1", "::", "192.0.2.7", "fe80::1%lo"}) {
+    EXPECT_EQ(NumericHost("--x", numeric).value_or(""), numeric);
+  }
+  for (const char* text : {"", "no-such-host.invalid", "a b"}) {
+    const absl::Status status = NumericHost("--transport-listen", text).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("--transport-listen"));
+  }
   for (const char* text : {"192.0.2.1:0", "no.such.host.invalid:80"}) {
     const absl::Status status = CheckListen("--http", text);
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
