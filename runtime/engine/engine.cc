@@ -182,6 +182,7 @@ absl::StatusOr<SequenceId> Engine::Add(SequenceSpec spec) {
 
   sequence.spec = std::move(spec);
   if (UsesTokenCounts(sequence.spec.sampling)) sequence.counts.AddPrompt(sequence.spec.prompt);
+  impl_->experts->Note(sequence.spec.request);
   const SequenceId id{impl_->next_id++};
   impl_->scheduler.Add(id, position, sequence.prompt_end(), !sequence.prefill(),
                        sequence.spec.cuts);

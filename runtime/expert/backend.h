@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "runtime/base/ids.h"
 
 namespace deltamesh {
 
@@ -19,6 +20,9 @@ struct ExpertBatch {
   const int32_t* ids;  // [tokens, top_k], each below the expert count
   float* out;          // [tokens * top_k, width]
 };
+
+// Most requests that one call to a shard names.
+inline constexpr size_t kNotedRequestsMax = 64;
 
 // Used by one thread, the one that runs the model.
 class ExpertBackend {
@@ -34,6 +38,9 @@ class ExpertBackend {
   // answered wrong: a part of the mesh that fails is neither the caller's deadline nor its data. The step
   // must then be given up.
   virtual absl::Status Finish(uint64_t ticket) = 0;
+
+  // Rows of this request will be among those of coming batches. Only logs depend on it.
+  virtual void Note(const RequestId&) {}
 };
 
 }  // namespace deltamesh

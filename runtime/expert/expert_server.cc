@@ -44,6 +44,10 @@ absl::Status CheckShape(const mesh::ExpertDispatch& d, const ExpertSet& set,
     return InvalidArgument("experts_per_row: %d entries for %d rows", d.experts_per_row_size(),
                            d.rows());
   }
+  if (d.requests_size() > static_cast<int>(kNotedRequestsMax)) {
+    return InvalidArgument("requests: %d names; one call gives at most %d", d.requests_size(),
+                           kNotedRequestsMax);
+  }
   int64_t answers = 0;
   for (const uint32_t n : d.experts_per_row()) {
     if (n == 0 || n > set.experts) {
@@ -148,6 +152,10 @@ absl::StatusOr<std::shared_ptr<ExpertServer::Job>> ExpertServer::Accept(const Ar
   job->rows = d.rows();
   job->bytes = (job->rows + d.experts_size()) * set_->width * static_cast<int64_t>(sizeof(float));
   if (const absl::Status s = Reserve(*job); !s.ok()) return refuse(s, &ExpertServerStats::full);
+  for (const RequestId& request : d.requests()) {
+    LogInfo("expert.request",
+            {{"request", request}, {"caller", d.caller()}, {"call", d.call_id()}});
+  }
 
   job->wanted.reserve(static_cast<size_t>(d.experts_size()));
   int at = 0;

@@ -34,6 +34,8 @@ struct RemoteExperts::Table {
   struct Shard {
     ExpertShardInfo info;
     PeerId peer = 0;  // guarded by the mutex; 0: not connected, or lost
+    uint64_t told =
+        0;  // guarded by the mutex; requests noted before it are known there, or too old
   };
   uint64_t epoch = 0;
   std::vector<Shard> shards;
@@ -59,6 +61,7 @@ struct RemoteExperts::Call {
   std::string shard;
   uint64_t epoch = 0;
   Draft draft;
+  std::vector<RequestId> requests;   // to be named
   std::unique_ptr<float[]> rows;     // [draft.rows, width]
   std::unique_ptr<float[]> landing;  // [draft.out_rows, width]
   uint32_t crc = 0;                  // of the landing, as the answer says
@@ -99,7 +102,7 @@ void RemoteExperts::SetView(ExpertView view) {
     if (view.epoch < table_->epoch) return;
     last = table_;
     for (ExpertShardInfo& info : view.shards) {
-      Table::Shard shard{.info = std::move(info)};
+      Table::Shard shard{.info = std::move(info), .told = noted_end_};
       for (const Table::Shard& known : last->shards) {
         if (known.info.name == shard.info.name && known.info.epoch == shard.info.epoch &&
             known.info.address == shard.info.address) {
@@ -125,9 +128,10 @@ void RemoteExperts::SetView(ExpertView view) {
   {
     std::lock_guard lock(mutex_);
     for (const Table::Shard& known : last->shards) {
-      const bool kept = std::any_of(next->shards.begin(), next->shards.end(),
-                                    [&](const auto& s) { return s.peer == known.peer; });
-      if (known.peer != 0 && !kept) retired_.push_back(known.peer);
+      const auto kept = std::find_if(next->shards.begin(), next->shards.end(),
+                                     [&](const auto& s) { return s.peer == known.peer; });
+      if (known.peer != 0 && kept != next->shards.end()) kept->told = known.told;
+      if (known.peer != 0 && kept == next->shards.end()) retired_.push_back(known.peer);
     }
     table_ = std::move(next);
     next_table_ = nullptr;
@@ -208,6 +212,20 @@ absl::StatusOr<uint64_t> RemoteExperts::Start(const ExpertBatch& batch) {
   return id;
 }
 
+void RemoteExperts::Note(const RequestId& request) {
+  std::lock_guard lock(mutex_);
+  noted_.push_back(request);
+  ++noted_end_;
+  if (noted_.size() > kNotedRequestsMax) noted_.pop_front();
+}
+
+// What was noted since `told`, which moves to the end.
+std::vector<RequestId> RemoteExperts::TakeUntold(uint64_t& told) const {
+  const uint64_t count = std::min<uint64_t>(noted_end_ - told, noted_.size());
+  told = noted_end_;
+  return {noted_.end() - static_cast<std::ptrdiff_t>(count), noted_.end()};
+}
+
 absl::StatusOr<std::vector<RemoteExperts::Draft>> RemoteExperts::Route(Table& table,
                                                                        const ExpertBatch& batch) {
   constexpr size_t kNone = ~size_t{0};
@@ -265,10 +283,10 @@ absl::StatusOr<size_t> RemoteExperts::ChooseShard(Table& table, int32_t expert, 
       layer, table.epoch, table.shards.size());
 }
 
-std::shared_ptr<RemoteExperts::Call> RemoteExperts::Open(const Table& table,
-                                                         const ExpertBatch& batch, Draft draft) {
+std::shared_ptr<RemoteExperts::Call> RemoteExperts::Open(Table& table, const ExpertBatch& batch,
+                                                         Draft draft) {
   auto call = std::make_shared<Call>();
-  const Table::Shard& shard = table.shards[draft.shard];
+  Table::Shard& shard = table.shards[draft.shard];
   call->shard = shard.info.name;
   call->epoch = shard.info.epoch;
   const int64_t rows = static_cast<int64_t>(draft.rows.size());
@@ -283,6 +301,7 @@ std::shared_ptr<RemoteExperts::Call> RemoteExperts::Open(const Table& table,
 
   std::lock_guard lock(mutex_);
   call->peer = shard.peer;
+  call->requests = TakeUntold(shard.told);
   call->id = next_call_++;
   calls_.emplace(call->id, call);
   ++stats_.calls;
@@ -303,6 +322,7 @@ void RemoteExperts::Send(const std::shared_ptr<Call>& call, const ExpertBatch& b
   d.set_width(static_cast<uint32_t>(batch.width));
   d.mutable_experts_per_row()->Add(call->draft.per_row.begin(), call->draft.per_row.end());
   d.mutable_experts()->Add(call->draft.experts.begin(), call->draft.experts.end());
+  d.mutable_requests()->Add(call->requests.begin(), call->requests.end());
   d.set_crc32c(DispatchChecksum(d, payload));
   transport_->SendHere(
       call->peer, MessageType::kExpertDispatch, d.SerializeAsString(), payload,

@@ -15,6 +15,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -80,6 +81,8 @@ class RemoteExperts final : public ExpertBackend, public MessageHandler {
 
   absl::StatusOr<uint64_t> Start(const ExpertBatch& batch) override;
   absl::Status Finish(uint64_t ticket) override;
+  // Each shard is told with its next call. Of many at once, the last kNotedRequestsMax.
+  void Note(const RequestId& request) override;
 
   absl::StatusOr<PayloadTarget> OnMessage(const Arrival& arrival) override;
   void OnPeerLost(PeerId peer, const absl::Status& reason) override;
@@ -99,7 +102,7 @@ class RemoteExperts final : public ExpertBackend, public MessageHandler {
   absl::StatusOr<size_t> ChooseShard(Table& table, int32_t expert, int64_t layer,
                                      const std::vector<int64_t>& load);
   absl::Status Reconnect(Table& table, size_t shard);
-  std::shared_ptr<Call> Open(const Table& table, const ExpertBatch& batch, Draft draft);
+  std::shared_ptr<Call> Open(Table& table, const ExpertBatch& batch, Draft draft);
   void Send(const std::shared_ptr<Call>& call, const ExpertBatch& batch);
   absl::Status Wait(const Ticket& ticket);
   absl::Status Check(const Ticket& ticket, bool& open) const;
@@ -108,6 +111,7 @@ class RemoteExperts final : public ExpertBackend, public MessageHandler {
   bool Settled(const Ticket& ticket) const;
   void Settle(Call& call, absl::Status status, uint64_t RemoteExpertsStats::*counter);
   bool MarkLost(PeerId peer);  // whether a table used it
+  std::vector<RequestId> TakeUntold(uint64_t& told) const;
 
   Transport* const transport_;
   const RemoteExpertsOptions options_;
@@ -124,6 +128,8 @@ class RemoteExperts final : public ExpertBackend, public MessageHandler {
   int64_t entered_ = 0;                              // Starts under way and open tickets
   std::map<uint64_t, std::shared_ptr<Call>> calls_;  // open, by call id
   std::map<uint64_t, Ticket> tickets_;
+  std::deque<RequestId> noted_;  // the newest, in order
+  uint64_t noted_end_ = 0;       // how many there ever were
   uint64_t next_call_ = 1;
   uint64_t next_ticket_ = 1;
   RemoteExpertsStats stats_;

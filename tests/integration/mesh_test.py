@@ -175,6 +175,18 @@ class AnswersTest(MeshTestCase):
             self.assertIn("deltamesh_", process.metrics().text, name)
             self.assertEqual(http_get(ports["http"], "/nothing")[0], 404, name)
 
+    def test_every_role_logs_the_request_by_its_name(self):
+        request = self.mesh.request(tokens=prompt(200, 17), max_tokens=3)
+        request.request_id = "look-for-me"
+        collect(self.mesh.stub.Generate(request, timeout=30))
+
+        def named(role):
+            lines = [line for name, process in self.mesh.processes.items() if name.split("-")[0] == role
+                     for line in process.tail(200).splitlines()]
+            return sum("request=look-for-me" in line for line in lines)
+        for role, least in (("router", 1), ("prefill", 1), ("decode", 1), ("expert", self.experts)):
+            wait_until(lambda: named(role) >= least, 5, f"{role} names the request")
+
     def test_metrics_count_what_happened(self):
         time.sleep(PUBLISHED)
         before = [self.mesh[f"decode-{i}"].metrics() for i in range(2)]

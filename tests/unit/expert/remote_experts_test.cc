@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
 
 #include "deltamesh/mesh/expert.pb.h"
 #include "runtime/expert/expert_server.h"
@@ -24,6 +25,7 @@ class TamperedTransport final : public Transport {
  public:
   explicit TamperedTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
 
+  std::function<void(PeerId, MessageType, std::string_view)> on_header;
   std::function<absl::Status()> on_send;             // an error fails the send, the peer stays
   std::function<void(std::string_view)> on_connect;  // before the address is dialled
   std::function<void(PeerId)> on_connected;          // before the caller learns of it
@@ -43,6 +45,7 @@ class TamperedTransport final : public Transport {
   void Disconnect(PeerId peer) override { inner_->Disconnect(peer); }
   void Send(PeerId peer, MessageType type, std::string_view header,
             std::span<const std::byte> payload, std::function<void(absl::Status)> done) override {
+    if (on_header) on_header(peer, type, header);
     const absl::Status failure = on_send ? on_send() : absl::OkStatus();
     if (!failure.ok()) return done(failure);
     inner_->Send(peer, type, header, payload, std::move(done));
@@ -166,6 +169,51 @@ TEST(RemoteExperts, BitsEqualInProcessWithOneTwoThreeShards) {
       EXPECT_LE(mesh.remote->stats().calls, static_cast<uint64_t>(n) * 8);  // once per shard
       mesh.ExpectIdle();
     }
+  }
+}
+
+TEST(RemoteExperts, EachShardIsToldOfEachRequestOnce) {
+  Mesh mesh;
+  std::map<PeerId, std::vector<std::string>> told;
+  mesh.tampered->on_header = [&](PeerId peer, MessageType type, std::string_view header) {
+    mesh::ExpertDispatch d;
+    ASSERT_TRUE(type == MessageType::kExpertDispatch && d.ParseFromString(std::string(header)));
+    told[peer].insert(told[peer].end(), d.requests().begin(), d.requests().end());
+  };
+  const auto run = [&](int64_t tokens) {
+    told.clear();
+    FakeBatch b(7, 1, tokens, kTopK, mesh.fake.set());
+    ASSERT_TRUE(mesh.Run(b).ok());
+    mesh.ExpectExact(b);
+  };
+  using Names = std::vector<std::string>;
+  mesh.Add(0, 2);
+  mesh.Add(1, 2);
+  mesh.View();
+  mesh.remote->Note("a");
+  mesh.remote->Note("b");
+  run(2500);  // several calls to each shard
+  ASSERT_EQ(told.size(), 2u);
+  for (const auto& [peer, names] : told) EXPECT_EQ(names, (Names{"a", "b"}));
+  run(40);
+  for (const auto& [peer, names] : told) EXPECT_EQ(names, Names{});
+
+  // A new view keeps what is known; a shard that joins learns of requests from then on.
+  mesh.remote->Note("c");
+  mesh.Add(0, 2);
+  mesh.View(2);
+  run(40);
+  ASSERT_EQ(told.size(), 3u);
+  Names all;
+  for (const auto& [peer, names] : told) all.insert(all.end(), names.begin(), names.end());
+  EXPECT_EQ(all, (Names{"c", "c"}));
+
+  for (int i = 0; i < 100; ++i) mesh.remote->Note(std::to_string(i));
+  run(40);
+  for (const auto& [peer, names] : told) {
+    EXPECT_EQ(names.size(), kNotedRequestsMax);
+    EXPECT_EQ(names.front(), "36");
+    EXPECT_EQ(names.back(), "99");
   }
 }
 
