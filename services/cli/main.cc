@@ -1,4 +1,5 @@
 // The one binary: every role and every tool is a subcommand.
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -230,6 +231,7 @@ int Main(int argc, char** argv) {
   app.add_option("--cpu-target", cpu_target,
                  "instructions to use, such as AVX2 (default: the best of this CPU)")
       ->envname(kCpuTargetVariable);
+  prctl(PR_SET_NAME, "deltamesh");  // children of serve are started from a link of another name
   app.set_version_flag("--version", "deltamesh 0.1.0");
   Command command;
   AddServe(app, command);

@@ -7,8 +7,8 @@
 
 namespace deltamesh {
 
-// SIGINT and SIGTERM as something to wait for. Create it in main before any other thread exists: threads
-// started later inherit the blocked mask, so none of them takes the default action. SIGPIPE is ignored.
+// SIGINT, SIGTERM and SIGHUP, which counts as SIGTERM, to wait for. Create it before any other thread: they
+// inherit the blocked mask, so that none of them takes the default action. SIGPIPE is ignored.
 class SignalWaiter {
  public:
   SignalWaiter();

@@ -162,7 +162,8 @@ class AddressTest(unittest.TestCase):
             self.assertIn("transport.open", mesh[role].tail(200))
         for flag in ("--transport-listen", "--transport-advertise"):
             done = subprocess.run([BINARY, "decode", f"--model={MODEL}", "--router=localhost:1",
-                                   f"{flag}=no.such.host.invalid"], capture_output=True, text=True, timeout=30)
+                                   f"{flag}=no.such.host.invalid"],
+                                  capture_output=True, text=True, timeout=30)
             self.assertEqual(done.returncode, 1, done.stderr)
             self.assertIn(flag, done.stderr)
             self.assertIn("is no address of this machine", done.stderr)

@@ -148,6 +148,31 @@ class ServeTest(unittest.TestCase):
         self.child.wait(10)
         wait_until(lambda: not any(alive(p) for p in pids), 10, "all processes are gone")
 
+    def test_the_end_of_the_terminal_stops_everything_unless_nohup(self):
+        self.start("--experts=0", "--prefill=0")
+        self.wait_for("Ctrl-C stops everything")
+        pids = children_of(self.child.pid)
+        for pid in pids:
+            with open(f"/proc/{pid}/comm") as f:
+                self.assertEqual(f.read(), "deltamesh\n")
+        self.child.send_signal(signal.SIGHUP)
+        self.assertEqual(self.child.wait(15), 0)
+        self.assert_nothing_left(pids)
+
+        ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)   # inherited, as nohup has it
+        try:
+            self.start("--experts=0", "--prefill=0")
+        finally:
+            signal.signal(signal.SIGHUP, ignored)
+        self.wait_for("Ctrl-C stops everything")
+        self.child.send_signal(signal.SIGHUP)
+        with self.assertRaises(subprocess.TimeoutExpired):
+            self.child.wait(1.5)
+        pids = children_of(self.child.pid)
+        self.child.send_signal(signal.SIGINT)
+        self.assertEqual(self.child.wait(15), 0)
+        self.assert_nothing_left(pids)
+
     def test_says_what_is_wrong_at_once(self):
         for flags, words in ((["--model=/nowhere"], "/nowhere"),
                              ([f"--model={MODEL}", "--decode=0"], "--decode")):
