@@ -7,8 +7,12 @@
 #include <fstream>
 #include <vector>
 
+#include "runtime/base/safe_message.h"
+
 namespace deltamesh {
 namespace {
+
+constexpr size_t kShownBytesMax = 300;
 
 // What parsing would cost, as far as it can grow faster than the text.
 struct Cost {
@@ -188,7 +192,9 @@ absl::StatusOr<Json> ParseJson(std::string_view text, std::string_view name) {
   try {
     return Json::parse(text);
   } catch (const Json::exception& e) {
-    return InvalidArgument("%s: not valid JSON (%s); correct it", name, e.what());
+    // It quotes what was read last, whatever bytes and however many they are.
+    return InvalidArgument("%s: not valid JSON (%s); correct it", name,
+                           SafeMessage(std::string_view(e.what()), kShownBytesMax));
   }
 }
 

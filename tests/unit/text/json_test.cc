@@ -1,5 +1,6 @@
 #include "runtime/text/json.h"
 
+#include "runtime/text/utf8.h"
 #include "tests/unit/text/text_test_util.h"
 
 namespace deltamesh {
@@ -50,6 +51,18 @@ TEST(JsonTest, DepthIsBounded) {
   EXPECT_FALSE(ParseJson(std::string(10'000'000, '['), "x").ok());
   ExpectError(ParseJson("{\"a\": \xff}", "tools").status(), absl::StatusCode::kInvalidArgument,
               {"tools: "});
+}
+
+// What is wrong is quoted in terminals, logs and answers.
+TEST(JsonTest, ErrorsAreShortAndWellFormedWhateverTheText) {
+  for (const std::string& text :
+       {std::string("{\"a\": \xff\xfe}"), std::string("\xc3"),
+        "[" + std::string(100'000, '9') + "]", "\"" + std::string(100'000, 'x') + "\x01\""}) {
+    const absl::Status status = ParseJson(text, "body").status();
+    ExpectError(status, absl::StatusCode::kInvalidArgument, {"body: not valid JSON"});
+    EXPECT_FALSE(FirstInvalidUtf8(MessageOf(status)));
+    EXPECT_LT(MessageOf(status).size(), 400u);
+  }
 }
 
 std::string ObjectOf(int64_t keys) {
