@@ -28,18 +28,6 @@ int64_t Sum(const std::vector<FolderEntry>& entries) {
 
 }  // namespace
 
-bool ParseKeyHex(std::string_view text, PrefixKey* key) {
-  if (text.size() != 32) return false;
-  for (size_t i = 0; i < 32; ++i) {
-    const char c = text[i];
-    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-    if (digit < 0) return false;
-    uint8_t& byte = key->bytes[i / 2];
-    byte = static_cast<uint8_t>(i % 2 == 0 ? digit << 4 : byte | digit);
-  }
-  return true;
-}
-
 std::string DiskStore::NameOf(std::string_view record) {
   return RecordFileName(record) + std::string(kRecordSuffix);
 }
@@ -156,8 +144,9 @@ StoreMatch DiskStore::Find(std::span<const PrefixKey> path) const {
   StoreMatch match;
   match.snapshot = index_.Deepest(path);
   if (match.snapshot > 0) {
-    match.files =
-        static_cast<int64_t>(index_.Chain(path[static_cast<size_t>(match.snapshot - 1)]).size());
+    const PrefixKey& key = path[static_cast<size_t>(match.snapshot - 1)];
+    match.files = static_cast<int64_t>(index_.Chain(key).size());
+    match.kind = index_.Find(key)->kind;
   }
   return match;
 }

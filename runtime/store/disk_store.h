@@ -116,7 +116,4 @@ class DiskStore {
   StoreStats stats_ ABSL_GUARDED_BY(mu_);
 };
 
-// The key that 32 hex digits name; false when `text` is something else.
-bool ParseKeyHex(std::string_view text, PrefixKey* key);
-
 }  // namespace deltamesh

@@ -112,6 +112,18 @@ absl::StatusOr<StateHeader> Parse(std::span<const std::byte> bytes, int64_t size
 
 }  // namespace
 
+bool ParseKeyHex(std::string_view text, PrefixKey* key) {
+  if (text.size() != 32) return false;
+  for (size_t i = 0; i < 32; ++i) {
+    const char c = text[i];
+    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    if (digit < 0) return false;
+    uint8_t& byte = key->bytes[i / 2];
+    byte = static_cast<uint8_t>(i % 2 == 0 ? digit << 4 : byte | digit);
+  }
+  return true;
+}
+
 uint32_t ChecksumOf(std::span<const std::byte> bytes) { return Crc32c(bytes); }
 
 int64_t StateHeader::header_bytes() const {

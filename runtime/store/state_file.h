@@ -29,6 +29,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -78,6 +79,9 @@ absl::StatusOr<StateHeader> ReadStateHeader(ByteReader& reader);
 // Refuses what is not of `identity` or does not stand at `key`.
 absl::Status CheckStateHeader(const StateHeader& header, const StateIdentity& identity,
                               const PrefixKey& key);
+
+// The key that 32 hex digits name; false when `text` is something else.
+bool ParseKeyHex(std::string_view text, PrefixKey* key);
 
 uint32_t ChecksumOf(std::span<const std::byte> bytes);
 

@@ -33,6 +33,7 @@ struct StateTarget {
 struct StoreMatch {
   int64_t snapshot = 0;  // where the deepest one stands that can be read; 0: none
   int64_t files = 0;     // to read for it
+  SnapshotKind kind{};
 };
 
 struct PutResult {

@@ -246,7 +246,7 @@ TEST_F(DiskStoreTest, RecordsAreKeptWithinTheirBounds) {
   for (int i = 0; i < 7; ++i) {
     ASSERT_TRUE(store->PutRecord(std::to_string(i), "x").ok());
     clock_.now += absl::Seconds(1);
-    if (i >= 2) EXPECT_TRUE(store->GetRecord("2").ok());  // is used
+    EXPECT_EQ(store->GetRecord("2").ok(), i >= 2);  // it is used
     clock_.now += absl::Seconds(1);
   }
   for (int i = 0; i < 7; ++i)
@@ -299,7 +299,7 @@ TEST_F(DiskStoreTest, AFolderThatCannotBeWrittenIsReadAndSaysSo) {
   WriteFile(FileOf(damaged.back()), bytes);
   fs::permissions(folder_.path, fs::perms(0755));
   fs::permissions(folder_.path + "/a/b", fs::perms(0555));
-  if (geteuid() == 0) ASSERT_EQ(seteuid(65534), 0);
+  ASSERT_TRUE(geteuid() != 0 || seteuid(65534) == 0);
   {
     auto store = OpenStore();
     EXPECT_TRUE(Read(*store, path).ok());
@@ -311,7 +311,7 @@ TEST_F(DiskStoreTest, AFolderThatCannotBeWrittenIsReadAndSaysSo) {
     store->Scan();
     EXPECT_EQ(store->Find(damaged).snapshot, 0);  // cannot be removed, and is not tried again
   }
-  if (getuid() == 0) ASSERT_EQ(seteuid(0), 0);
+  ASSERT_TRUE(getuid() != 0 || seteuid(0) == 0);
   fs::permissions(folder_.path + "/a/b", fs::perms(0755));
   WriteFile(folder_.path + "/file", "");
   DiskStoreOptions options;

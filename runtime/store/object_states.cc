@@ -1,0 +1,331 @@
+#include "runtime/store/object_states.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "runtime/store/record_file.h"
+
+namespace deltamesh {
+namespace {
+
+constexpr std::string_view kStates = "states/";
+constexpr std::string_view kRecords = "records/";
+constexpr int kParentsMax = 4096;  // of one state
+
+std::string RecordObject(std::string_view name) {
+  return std::string(kRecords) + RecordFileName(name);
+}
+
+}  // namespace
+
+std::string ObjectNameOf(const StoredState& s) {
+  return absl::StrFormat("%s%s-%s-%d-%d-%d", std::string(kStates), s.key.Hex(),
+                         s.from == 0 ? "root" : s.parent.Hex(), s.blocks, s.from,
+                         static_cast<int>(s.kind));
+}
+
+bool ParseObjectName(std::string_view name, StoredState* s) {
+  if (!name.starts_with(kStates)) return false;
+  const std::vector<std::string> parts =
+      absl::StrSplit(ToAbsl(name.substr(kStates.size())), absl::MaxSplits('-', 5));
+  int kind = 0;
+  if (parts.size() != 5 || !ParseKeyHex(parts[0], &s->key) ||
+      !absl::SimpleAtoi(parts[2], &s->blocks) || !absl::SimpleAtoi(parts[3], &s->from) ||
+      !absl::SimpleAtoi(parts[4], &kind)) {
+    return false;
+  }
+  if (s->blocks < 1 || s->from < 0 || s->from > s->blocks || kind < 0 || kind >= kSnapshotKinds)
+    return false;
+  s->kind = static_cast<SnapshotKind>(kind);
+  return s->from == 0 ? parts[1] == "root" : ParseKeyHex(parts[1], &s->parent);
+}
+
+// ---- what is there -------------------------------------------------------------------------------
+
+void ObjectStates::Learn(const ObjectInfo& object) {
+  StoredState state;
+  if (ParseObjectName(object.name, &state)) {
+    state.bytes = object.bytes;
+    state.used = object.modified;
+    const StoredState* known = index_.Find(state.key);
+    if (known == nullptr || !index_.Complete(state.key)) index_.Add(std::move(state));
+  } else if (object.name.starts_with(kRecords)) {
+    Record& record = records_[object.name];
+    record_bytes_ += object.bytes - record.bytes;
+    record = {object.bytes, std::max(record.used, object.modified)};
+  }
+}
+
+absl::Status ObjectStates::List() {
+  ASSIGN_OR_RETURN(const auto states,
+                   store_->List(std::string(kStates), options_.objects_max, nullptr));
+  ASSIGN_OR_RETURN(const auto records,
+                   store_->List(std::string(kRecords), options_.objects_max, nullptr));
+  absl::MutexLock lock(&mu_);
+  absl::flat_hash_map<std::string, bool> there;
+  for (const ObjectInfo& object : states) there[object.name] = true;
+  std::vector<PrefixKey> gone;
+  index_.ForEach([&](const StoredState& state) {
+    if (!there.contains(ObjectNameOf(state))) gone.push_back(state.key);
+  });
+  for (const PrefixKey& key : gone) index_.Remove(key);
+  records_.clear();
+  record_bytes_ = 0;
+  for (const ObjectInfo& object : states) Learn(object);
+  for (const ObjectInfo& object : records) Learn(object);
+  return absl::OkStatus();
+}
+
+absl::Status ObjectStates::Look(const PrefixKey& key) {
+  PrefixKey at = key;
+  for (int i = 0; i < kParentsMax && !Has(at); ++i) {
+    ASSIGN_OR_RETURN(const auto found, store_->List(std::string(kStates) + at.Hex(), 16, nullptr));
+    if (found.empty()) return NotFound("no object of a state at %s", at.Hex());
+    absl::MutexLock lock(&mu_);
+    for (const ObjectInfo& object : found) Learn(object);
+    const StoredState* state = index_.Find(at);
+    if (state == nullptr || state->from == 0) break;
+    at = state->parent;
+  }
+  return Has(key) ? absl::OkStatus()
+                  : NotFound("not all objects of the state at %s are there", key.Hex());
+}
+
+StoreMatch ObjectStates::Find(std::span<const PrefixKey> path) const {
+  absl::MutexLock lock(&mu_);
+  StoreMatch match;
+  match.snapshot = index_.Deepest(path);
+  if (match.snapshot > 0) {
+    const PrefixKey& key = path[static_cast<size_t>(match.snapshot - 1)];
+    match.files = static_cast<int64_t>(index_.Chain(key).size());
+    match.kind = index_.Find(key)->kind;
+  }
+  return match;
+}
+
+bool ObjectStates::Has(const PrefixKey& key) const {
+  absl::MutexLock lock(&mu_);
+  return index_.Complete(key);
+}
+
+StoreStats ObjectStates::stats() const {
+  absl::MutexLock lock(&mu_);
+  StoreStats stats = stats_;
+  stats.states = index_.size();
+  stats.bytes = index_.bytes() + record_bytes_;
+  return stats;
+}
+
+// ---- states --------------------------------------------------------------------------------------
+
+absl::Status ObjectStates::MakeRoom(int64_t bytes, std::span<const PrefixKey> keep) {
+  for (;;) {
+    std::string name;
+    {
+      absl::MutexLock lock(&mu_);
+      if (index_.bytes() + record_bytes_ + bytes <= options_.bytes_max) return absl::OkStatus();
+      const auto least = index_.Least(keep);
+      if (!least) {
+        return ResourceExhausted(
+            "an object of %d bytes; the store holds at most %d, raise --store-s3-gib", bytes,
+            options_.bytes_max);
+      }
+      name = ObjectNameOf(*index_.Find(*least));
+      stats_.evicted_bytes += static_cast<uint64_t>(index_.Find(*least)->bytes);
+      ++stats_.evicted;
+      index_.Remove(*least);
+    }
+    RETURN_IF_ERROR(store_->Remove(name));
+  }
+}
+
+absl::Status ObjectStates::PutObject(const StoredState& state, ByteReader& bytes,
+                                     const CancelCheck& cancelled) {
+  const auto put = [&]() -> absl::Status {
+    if (bytes.size() > options_.bytes_max) {
+      return ResourceExhausted(
+          "an object of %d bytes; the store holds at most %d, raise --store-s3-gib", bytes.size(),
+          options_.bytes_max);
+    }
+    RETURN_IF_ERROR(MakeRoom(bytes.size(), {&state.parent, state.from > 0 ? size_t{1} : 0}));
+    return store_->Put(ObjectNameOf(state), bytes, cancelled);
+  };
+  const absl::Status status = put();
+  absl::MutexLock lock(&mu_);
+  if (!status.ok()) {
+    ++stats_.write_failures;
+    return status;
+  }
+  ++stats_.writes;
+  stats_.written_bytes += static_cast<uint64_t>(bytes.size());
+  index_.Add(state);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PutResult> ObjectStates::Put(const StateSource& source,
+                                            const CancelCheck& cancelled) {
+  StoreIndex::Cover cover;
+  {
+    absl::MutexLock lock(&mu_);
+    if (index_.Complete(source.path.back())) return PutResult();
+    cover = index_.Covered(source.path);
+  }
+  const StateHeader header = MakeStateHeader(source, options_.identity, cover.blocks, cover.file);
+  const std::string encoded = EncodeStateHeader(header);
+  PiecesReader bytes(StatePieces(source, encoded, cover.blocks));
+  StoredState state = StoredState::Of(header, clock_->Now(), 0);
+  state.keys.clear();  // as another worker knows it
+  RETURN_IF_ERROR(PutObject(state, bytes, cancelled));
+  return PutResult{.written = true, .bytes = bytes.size(), .blocks = header.blocks - header.from};
+}
+
+absl::Status ObjectStates::PutFile(const StoredState& file, ByteReader& bytes,
+                                   const CancelCheck& cancelled) {
+  if (Has(file.key)) return absl::OkStatus();
+  if (file.from > 0 && !Has(file.parent)) {
+    return FailedPrecondition("the object of %s comes before that of its parent", file.key.Hex());
+  }
+  StoredState state = file;
+  state.bytes = bytes.size();
+  state.used = clock_->Now();
+  state.version = 0;
+  state.keys.clear();
+  return PutObject(state, bytes, cancelled);
+}
+
+absl::StatusOr<int64_t> ObjectStates::Read(const StateTarget& target,
+                                           const CancelCheck& cancelled) {
+  const PrefixKey& key = target.path.back();
+  std::vector<StoredPart> parts;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!index_.Complete(key)) {
+      ++stats_.missed;
+      return NotFound("no object of a state at %s", key.Hex());
+    }
+    parts = index_.Chain(key);
+  }
+  std::string name;
+  const PartRead read = ReadParts(
+      parts, options_.identity, target,
+      [&](const PrefixKey& file) -> absl::StatusOr<std::unique_ptr<ByteReader>> {
+        int64_t bytes = 0;
+        {
+          absl::MutexLock lock(&mu_);
+          const StoredState* state = index_.Find(file);
+          if (state == nullptr) return NotFound("no object of a state at %s", file.Hex());
+          name = ObjectNameOf(*state);
+          bytes = state->bytes;
+        }
+        return store_->Open(name, bytes, cancelled);
+      },
+      cancelled);
+  if (!read.status.ok()) {
+    if (!absl::IsCancelled(read.status)) Failed(read.status, read.file, name);
+    return read.status;
+  }
+  absl::MutexLock lock(&mu_);
+  for (const StoredPart& part : parts) index_.Touch(part.file, clock_->Now());
+  ++stats_.reads;
+  stats_.read_bytes += static_cast<uint64_t>(read.bytes);
+  return read.bytes;
+}
+
+void ObjectStates::Failed(const absl::Status& status, const PrefixKey& key,
+                          const std::string& name) {
+  const std::optional<StoreRefusal> refusal = RefusalOf(status);
+  if (refusal) {
+    LogWarning("store.refused", {{"object", name}, {"error", status.ToString()}});
+    if (!IsForeign(*refusal)) (void)store_->Remove(name);
+  }
+  absl::MutexLock lock(&mu_);
+  if (refusal) {
+    ++stats_.refused[static_cast<size_t>(*refusal)];
+  } else if (absl::IsNotFound(status)) {
+    ++stats_.missed;
+  } else {
+    ++stats_.read_failures;
+  }
+  if (refusal || absl::IsNotFound(status)) index_.Remove(key);
+}
+
+// ---- records -------------------------------------------------------------------------------------
+
+absl::Status ObjectStates::MakeRecordRoom(const std::string& name, int64_t bytes) {
+  for (;;) {
+    std::string oldest;
+    {
+      absl::MutexLock lock(&mu_);
+      if (static_cast<int64_t>(records_.size()) < options_.records_max || records_.contains(name))
+        break;
+      const auto least = std::min_element(
+          records_.begin(), records_.end(),
+          [](const auto& a, const auto& b) { return a.second.used < b.second.used; });
+      oldest = least->first;
+      ++stats_.evicted;
+      stats_.evicted_bytes += static_cast<uint64_t>(least->second.bytes);
+      record_bytes_ -= least->second.bytes;
+      records_.erase(least);
+    }
+    RETURN_IF_ERROR(store_->Remove(oldest));
+  }
+  return MakeRoom(bytes, {});
+}
+
+absl::Status ObjectStates::PutRecord(std::string_view name, std::string_view content) {
+  RETURN_IF_ERROR(CheckRecord(name, content.size()));
+  const std::string object = RecordObject(name), encoded = EncodeRecord(name, content);
+  const auto put = [&]() -> absl::Status {
+    PiecesReader bytes({std::as_bytes(std::span(encoded))});
+    RETURN_IF_ERROR(MakeRecordRoom(object, bytes.size()));
+    return store_->Put(object, bytes, nullptr);
+  };
+  const absl::Status status = put();
+  absl::MutexLock lock(&mu_);
+  if (!status.ok()) {
+    ++stats_.write_failures;
+    return status;
+  }
+  ++stats_.record_writes;
+  Learn({object, static_cast<int64_t>(encoded.size()), clock_->Now()});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ObjectStates::GetRecord(std::string_view name) {
+  RETURN_IF_ERROR(CheckRecord(name, 0));
+  const std::string object = RecordObject(name);
+  const auto read = [&]() -> absl::StatusOr<std::string> {
+    ASSIGN_OR_RETURN(const auto reader, store_->Open(object, -1, nullptr));
+    return ReadRecord(*reader, name);
+  };
+  absl::StatusOr<std::string> content = read();
+  if (absl::IsNotFound(content.status())) return NotFound("no record \"%s\"", name);
+  if (!content.ok()) {
+    Failed(content.status(), PrefixKey(), object);
+    return content;
+  }
+  absl::MutexLock lock(&mu_);
+  ++stats_.record_reads;
+  if (const auto known = records_.find(object); known != records_.end()) {
+    known->second.used = clock_->Now();
+  }
+  return content;
+}
+
+absl::Status ObjectStates::RemoveRecord(std::string_view name) {
+  RETURN_IF_ERROR(CheckRecord(name, 0));
+  const std::string object = RecordObject(name);
+  RETURN_IF_ERROR(store_->Remove(object));
+  absl::MutexLock lock(&mu_);
+  if (const auto known = records_.find(object); known != records_.end()) {
+    record_bytes_ -= known->second.bytes;
+    records_.erase(known);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace deltamesh

@@ -1,0 +1,94 @@
+// Snapshots and records in an object store that every worker of a mesh shares.
+//
+// Names, below the configured prefix: states/KEY-PARENT-BLOCKS-FROM-KIND with keys as 32 hex digits (PARENT:
+// "root" when FROM is 0), records/NAME. So a listing tells how states hang together, and one worker's
+// objects are another's without any of them being opened. The objects are the files of a folder
+// (state_file.h).
+//
+// What is there is known from listings, at the start and now and then, and from what was put here; a state
+// that another worker put since is found by a listing of the names that begin with its key (Look). The bound
+// therefore holds but for what others put since the last listing. Eviction removes what has no children, the
+// least valuable first; last use is when an object was put, or read by this process.
+//
+// Find and stats are thread-safe; everything else blocks and belongs to one thread.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "runtime/base/clock.h"
+#include "runtime/store/object_store.h"
+#include "runtime/store/state_reader.h"
+#include "runtime/store/store_index.h"
+#include "runtime/store/store_types.h"
+
+namespace deltamesh {
+
+struct ObjectStatesOptions {
+  int64_t bytes_max = 0;  // of states and records
+  StateIdentity identity;
+  int64_t objects_max = int64_t{1} << 20;
+  int64_t records_max = int64_t{1} << 16;
+};
+
+class ObjectStates {
+ public:
+  // `clock` must outlive it.
+  ObjectStates(ObjectStatesOptions options, std::unique_ptr<ObjectStore> store, const Clock* clock)
+      : options_(std::move(options)), store_(std::move(store)), clock_(clock) {}
+
+  // Learns what is there.
+  absl::Status List();
+  // Learns whether there is a state at `key`, and its parents.
+  absl::Status Look(const PrefixKey& key);
+
+  StoreMatch Find(std::span<const PrefixKey> path) const;
+  bool Has(const PrefixKey& key) const;
+
+  // From memory, with all latents that no other object has.
+  absl::StatusOr<PutResult> Put(const StateSource& source, const CancelCheck& cancelled);
+  // A file as it is; its parent must be here already.
+  absl::Status PutFile(const StoredState& state, ByteReader& file, const CancelCheck& cancelled);
+  absl::StatusOr<int64_t> Read(const StateTarget& target, const CancelCheck& cancelled);
+
+  absl::Status PutRecord(std::string_view name, std::string_view content);
+  absl::StatusOr<std::string> GetRecord(std::string_view name);
+  absl::Status RemoveRecord(std::string_view name);
+
+  StoreStats stats() const;
+
+ private:
+  struct Record {
+    int64_t bytes = 0;
+    absl::Time used;
+  };
+
+  void Learn(const ObjectInfo& object) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status MakeRoom(int64_t bytes, std::span<const PrefixKey> keep);
+  absl::Status MakeRecordRoom(const std::string& name, int64_t bytes);
+  absl::Status PutObject(const StoredState& state, ByteReader& bytes, const CancelCheck& cancelled);
+  void Failed(const absl::Status& status, const PrefixKey& key, const std::string& name);
+
+  const ObjectStatesOptions options_;
+  const std::unique_ptr<ObjectStore> store_;
+  const Clock* const clock_;
+
+  mutable absl::Mutex mu_;
+  StoreIndex index_ ABSL_GUARDED_BY(mu_);
+  // By file name; their bytes count as those of states do.
+  absl::flat_hash_map<std::string, Record> records_ ABSL_GUARDED_BY(mu_);
+  int64_t record_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  StoreStats stats_ ABSL_GUARDED_BY(mu_);
+};
+
+// The name of a state's object, and what a name tells; false when it is none.
+std::string ObjectNameOf(const StoredState& state);
+bool ParseObjectName(std::string_view name, StoredState* state);
+
+}  // namespace deltamesh

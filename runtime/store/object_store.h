@@ -1,0 +1,43 @@
+// Named objects of some bytes that are put and got as a whole: an S3 bucket, or memory in tests.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "runtime/store/byte_reader.h"
+
+namespace deltamesh {
+
+struct ObjectInfo {
+  std::string name;
+  int64_t bytes = 0;
+  absl::Time modified;
+};
+
+// Asked while a call runs; true ends it with CANCELLED. May be null.
+using CancelCheck = std::function<bool()>;
+
+// Calls block, each with a deadline of its own. Not thread-safe. Names hold letters, digits, '/', '-', '_'
+// and '.' only.
+class ObjectStore {
+ public:
+  virtual ~ObjectStore() = default;
+
+  virtual absl::Status Put(const std::string& name, ByteReader& body,
+                           const CancelCheck& cancelled) = 0;
+  // `bytes`: its size if that is known, else -1. The reader asks for ranges; it must not outlive this.
+  virtual absl::StatusOr<std::unique_ptr<ByteReader>> Open(const std::string& name, int64_t bytes,
+                                                           const CancelCheck& cancelled) = 0;
+  // Names that begin with `prefix`, in their order; RESOURCE_EXHAUSTED beyond `most`.
+  virtual absl::StatusOr<std::vector<ObjectInfo>> List(const std::string& prefix, int64_t most,
+                                                       const CancelCheck& cancelled) = 0;
+  // OK when there is none.
+  virtual absl::Status Remove(const std::string& name) = 0;
+};
+
+}  // namespace deltamesh

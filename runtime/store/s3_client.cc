@@ -1,0 +1,423 @@
+#include "runtime/store/s3_client.h"
+
+#include <algorithm>
+#include <boost/property_tree/ptree.hpp>
+#include <boost/property_tree/xml_parser.hpp>
+#include <mutex>
+#include <sstream>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+namespace {
+
+constexpr size_t kTextMax = size_t{16}
+                            << 20;  // of an answer that is text: a page of a listing, an error
+
+std::string Escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    const bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                       c == '-' || c == '_' || c == '.' || c == '~';
+    out += plain ? std::string(1, c) : absl::StrFormat("%%%02X", static_cast<unsigned char>(c));
+  }
+  return out;
+}
+
+// The text of an XML answer; an empty tree when it is none.
+boost::property_tree::ptree Xml(const std::string& text) {
+  boost::property_tree::ptree tree;
+  try {
+    std::istringstream in(text);
+    boost::property_tree::read_xml(in, tree);
+  } catch (const boost::property_tree::xml_parser_error&) {
+    tree.clear();
+  }
+  return tree;
+}
+
+bool WorthARetry(long code) {
+  return code == 408 || code == 429 || code == 500 || code == 502 || code == 503 || code == 504;
+}
+
+absl::Status StatusOfAnswer(long code, const std::string& text, const std::string& doing) {
+  const std::string why = Xml(text).get("Error.Code", "no reason");
+  if (code == 404) return NotFound("%s: %s", doing, why);
+  if (code == 401 || code == 403) {
+    return FailedPrecondition(
+        "%s: %s; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION", doing, why);
+  }
+  if (WorthARetry(code)) return Unavailable("%s: answer %d, %s", doing, code, why);
+  return Internal("%s: answer %d, %s", doing, code, why);
+}
+
+}  // namespace
+
+absl::StatusOr<S3Options> ParseS3(std::string_view url,
+                                  const std::function<std::string(const char*)>& variable) {
+  const auto bad = [&](const char* what) {
+    return InvalidArgument(
+        "--store-s3: \"%s\" %s; use http://host:port/bucket or .../bucket/prefix", url, what);
+  };
+  S3Options options;
+  const size_t scheme = url.find("://");
+  if (scheme == std::string_view::npos ||
+      (!url.starts_with("http://") && !url.starts_with("https://"))) {
+    return bad("does not begin with http:// or https://");
+  }
+  const size_t host_end = url.find('/', scheme + 3);
+  if (host_end == std::string_view::npos || host_end == scheme + 3) return bad("names no bucket");
+  options.server = url.substr(0, host_end);
+  if (options.server.find('@') != std::string::npos)
+    return bad("holds credentials, which belong elsewhere");
+  std::string_view rest = url.substr(host_end + 1);
+  const size_t bucket_end = std::min(rest.find('/'), rest.size());
+  options.bucket = rest.substr(0, bucket_end);
+  if (options.bucket.empty()) return bad("names no bucket");
+  rest.remove_prefix(std::min(bucket_end + 1, rest.size()));
+  options.prefix = rest;
+  if (!options.prefix.empty() && !options.prefix.ends_with('/')) options.prefix += '/';
+  for (const char c : options.bucket + options.prefix) {
+    if (!isalnum(static_cast<unsigned char>(c)) &&
+        std::string_view("-_./").find(c) == std::string_view::npos) {
+      return bad("has other than letters, digits, '-', '_', '.' and '/' in its path");
+    }
+  }
+  options.access_key = variable("AWS_ACCESS_KEY_ID");
+  options.secret_key = variable("AWS_SECRET_ACCESS_KEY");
+  options.session_token = variable("AWS_SESSION_TOKEN");
+  if (const std::string region = variable("AWS_REGION"); !region.empty()) options.region = region;
+  if (options.access_key.empty() || options.secret_key.empty()) {
+    return FailedPrecondition(
+        "--store-s3: %s needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the "
+        "environment; set them",
+        url);
+  }
+  return options;
+}
+
+// ---- one call ------------------------------------------------------------------------------------
+
+struct S3Client::Call {
+  enum Method { kGet, kPut, kHead, kDelete } method = kGet;
+  std::string url;
+  std::string doing;                                // for messages
+  ByteReader* body = nullptr;                       // of a PUT
+  int64_t range_begin = -1, range_end = -1;         // of a GET, the end excluded
+  std::span<const std::span<std::byte>> into = {};  // where a range goes; else the answer is text
+
+  // While it runs.
+  int64_t sent = 0;
+  absl::Status body_status;
+  size_t piece = 0, offset = 0;
+  int64_t received = 0;
+  bool ok_answer = false;  // so that an error's text does not land in `into`
+  std::string text;
+  const CancelCheck* cancelled = nullptr;
+  CURL* curl = nullptr;
+
+  void Begin() {
+    sent = received = 0;
+    piece = offset = 0;
+    text.clear();
+    body_status = absl::OkStatus();
+  }
+};
+
+struct S3Client::Reply {
+  long code = 0;
+  std::string text;
+  int64_t length = -1;  // Content-Length
+};
+
+namespace {
+
+template <typename Call>
+size_t SendBody(char* to, size_t size, size_t count, void* user) {
+  auto& call = *static_cast<Call*>(user);
+  const int64_t left = call.body->size() - call.sent;
+  const auto n = static_cast<size_t>(std::min<int64_t>(left, static_cast<int64_t>(size * count)));
+  if (n == 0) return 0;
+  call.body_status = call.body->ReadOne(call.sent, {reinterpret_cast<std::byte*>(to), n});
+  if (!call.body_status.ok()) return CURL_READFUNC_ABORT;
+  call.sent += static_cast<int64_t>(n);
+  return n;
+}
+
+// From the beginning again, when the connection was lost and the request is repeated on another.
+template <typename Call>
+int SeekBody(void* user, curl_off_t offset, int origin) {
+  if (origin != SEEK_SET) return CURL_SEEKFUNC_CANTSEEK;
+  static_cast<Call*>(user)->sent = offset;
+  return CURL_SEEKFUNC_OK;
+}
+
+template <typename Call>
+size_t Receive(char* from, size_t size, size_t count, void* user) {
+  auto& call = *static_cast<Call*>(user);
+  size_t left = size * count;
+  long code = 0;
+  curl_easy_getinfo(call.curl, CURLINFO_RESPONSE_CODE, &code);
+  if (call.into.empty() || code / 100 != 2) {
+    if (call.text.size() + left > kTextMax) return 0;
+    call.text.append(from, left);
+    return size * count;
+  }
+  while (left > 0) {
+    while (call.piece < call.into.size() && call.offset == call.into[call.piece].size()) {
+      ++call.piece;
+      call.offset = 0;
+    }
+    if (call.piece == call.into.size()) return 0;  // more than the range asked for
+    const std::span<std::byte> to = call.into[call.piece].subspan(call.offset);
+    const size_t n = std::min(left, to.size());
+    std::memcpy(to.data(), from, n);
+    from += n;
+    left -= n;
+    call.offset += n;
+    call.received += static_cast<int64_t>(n);
+  }
+  return size * count;
+}
+
+template <typename Call>
+int Progress(void* user, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
+  const auto& call = *static_cast<Call*>(user);
+  return call.cancelled != nullptr && *call.cancelled && (*call.cancelled)() ? 1 : 0;
+}
+
+// libcurl wants to be set up once per process.
+bool SetUpCurl() {
+  static const bool done = curl_global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK;
+  return done;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<S3Client>> S3Client::Create(S3Options options, const Clock* clock) {
+  CURL* const curl = SetUpCurl() ? curl_easy_init() : nullptr;
+  if (curl == nullptr) return Internal("libcurl could not be set up");
+  return std::unique_ptr<S3Client>(new S3Client(std::move(options), clock, curl));
+}
+
+S3Client::~S3Client() { curl_easy_cleanup(curl_); }
+
+std::string S3Client::UrlOf(const std::string& name) const {
+  return absl::StrFormat("%s/%s/%s%s", options_.server, options_.bucket, options_.prefix, name);
+}
+
+absl::StatusOr<S3Client::Reply> S3Client::Try(Call& call, const CancelCheck& cancelled) {
+  call.Begin();
+  call.cancelled = &cancelled;
+  call.curl = curl_;
+  curl_easy_reset(curl_);
+  const auto set = [this](CURLoption option, auto value) {
+    curl_easy_setopt(curl_, option, value);
+  };
+  set(CURLOPT_URL, call.url.c_str());
+  set(CURLOPT_PATH_AS_IS, 1L);
+  set(CURLOPT_NOSIGNAL, 1L);
+  set(CURLOPT_PROTOCOLS_STR, "http,https");
+  const std::string sign = absl::StrFormat("aws:amz:%s:s3", options_.region);
+  set(CURLOPT_AWS_SIGV4, sign.c_str());
+  set(CURLOPT_USERNAME, options_.access_key.c_str());
+  set(CURLOPT_PASSWORD, options_.secret_key.c_str());
+  int64_t bytes = 0;
+  // What is sent carries checksums of its own, so its hash is left out of the signature.
+  curl_slist* headers = curl_slist_append(nullptr, "x-amz-content-sha256: UNSIGNED-PAYLOAD");
+  set(CURLOPT_EXPECT_100_TIMEOUT_MS, 200L);
+  if (!options_.session_token.empty()) {
+    headers =
+        curl_slist_append(headers, ("x-amz-security-token: " + options_.session_token).c_str());
+  }
+  std::string range;
+  switch (call.method) {
+    case Call::kGet:
+      if (call.range_begin >= 0) {
+        range = absl::StrFormat("%d-%d", call.range_begin, call.range_end - 1);
+        bytes = call.range_end - call.range_begin;
+        set(CURLOPT_RANGE, range.c_str());
+      }
+      break;
+    case Call::kPut:
+      bytes = call.body->size();
+      set(CURLOPT_UPLOAD, 1L);
+      set(CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(bytes));
+      set(CURLOPT_READFUNCTION, &SendBody<Call>);
+      set(CURLOPT_READDATA, &call);
+      set(CURLOPT_SEEKFUNCTION, &SeekBody<Call>);
+      set(CURLOPT_SEEKDATA, &call);
+      break;
+    case Call::kHead:
+      set(CURLOPT_NOBODY, 1L);
+      break;
+    case Call::kDelete:
+      set(CURLOPT_CUSTOMREQUEST, "DELETE");
+      break;
+  }
+  set(CURLOPT_HTTPHEADER, headers);
+  set(CURLOPT_WRITEFUNCTION, &Receive<Call>);
+  set(CURLOPT_WRITEDATA, &call);
+  set(CURLOPT_XFERINFOFUNCTION, &Progress<Call>);
+  set(CURLOPT_XFERINFODATA, &call);
+  set(CURLOPT_NOPROGRESS, 0L);
+  set(CURLOPT_CONNECTTIMEOUT_MS,
+      static_cast<long>(absl::ToInt64Milliseconds(options_.connect_max)));
+  const absl::Duration limit =
+      options_.call_max + absl::Seconds(static_cast<double>(bytes) /
+                                        static_cast<double>(options_.bytes_per_second_min));
+  set(CURLOPT_TIMEOUT_MS, static_cast<long>(absl::ToInt64Milliseconds(limit)));
+  const CURLcode code = curl_easy_perform(curl_);
+  curl_slist_free_all(headers);
+  if (code == CURLE_ABORTED_BY_CALLBACK) {
+    if (!call.body_status.ok()) return call.body_status;
+    return Cancelled("%s: nobody waits for it", call.doing);
+  }
+  if (code != CURLE_OK) return Unavailable("%s: %s", call.doing, curl_easy_strerror(code));
+  Reply reply;
+  curl_easy_getinfo(curl_, CURLINFO_RESPONSE_CODE, &reply.code);
+  curl_off_t length = -1;
+  curl_easy_getinfo(curl_, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &length);
+  reply.length = length;
+  reply.text = std::move(call.text);
+  if (reply.code / 100 != 2) return StatusOfAnswer(reply.code, reply.text, call.doing);
+  return reply;
+}
+
+absl::StatusOr<S3Client::Reply> S3Client::Do(Call& call, const CancelCheck& cancelled) {
+  if (clock_->Now() < down_until_) {
+    return Unavailable("%s: the object store did not answer; it is asked again in %s", call.doing,
+                       absl::FormatDuration(down_until_ - clock_->Now()));
+  }
+  absl::Duration wait = options_.retry_after;
+  absl::StatusOr<Reply> reply;
+  for (int attempt = 1;; ++attempt) {
+    reply = Try(call, cancelled);
+    if (!absl::IsUnavailable(reply.status())) break;
+    ++failed_tries_;
+    if (attempt >= options_.tries) break;
+    for (absl::Duration slept; slept < wait; slept += absl::Milliseconds(20)) {
+      if (cancelled && cancelled()) return Cancelled("%s: nobody waits for it", call.doing);
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    wait *= 2;
+  }
+  if (absl::IsUnavailable(reply.status())) {
+    down_ = std::clamp(down_ * 2, options_.down_min, options_.down_max);
+    down_until_ = clock_->Now() + down_;
+  } else if (!absl::IsCancelled(reply.status())) {
+    down_ = absl::ZeroDuration();
+  }
+  return reply;
+}
+
+// ---- what it does --------------------------------------------------------------------------------
+
+class S3Client::Reader final : public ByteReader {
+ public:
+  Reader(S3Client* client, std::string name, int64_t size, CancelCheck cancelled)
+      : client_(client), name_(std::move(name)), size_(size), cancelled_(std::move(cancelled)) {}
+  int64_t size() const override { return size_; }
+
+  absl::Status Read(int64_t offset, std::span<const std::span<std::byte>> pieces) override {
+    int64_t bytes = 0;
+    for (const auto& piece : pieces) bytes += static_cast<int64_t>(piece.size());
+    if (bytes == 0) return absl::OkStatus();
+    if (offset + bytes > size_) {
+      return absl::OutOfRangeError(absl::StrFormat("%d bytes at %d of %d", bytes, offset, size_));
+    }
+    Call call;
+    call.method = Call::kGet;
+    call.url = client_->UrlOf(name_);
+    call.doing = "get " + name_;
+    call.range_begin = offset;
+    call.range_end = offset + bytes;
+    call.into = pieces;
+    RETURN_IF_ERROR(client_->Do(call, cancelled_).status());
+    if (call.received != bytes) {
+      return Unavailable("get %s: %d bytes of %d came", name_, call.received, bytes);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  S3Client* const client_;
+  const std::string name_;
+  const int64_t size_;
+  const CancelCheck cancelled_;
+};
+
+absl::Status S3Client::Put(const std::string& name, ByteReader& body,
+                           const CancelCheck& cancelled) {
+  if (body.size() > options_.object_bytes_max) {
+    return ResourceExhausted("put %s: %d bytes; an object has at most %d", name, body.size(),
+                             options_.object_bytes_max);
+  }
+  Call call;
+  call.method = Call::kPut;
+  call.url = UrlOf(name);
+  call.doing = "put " + name;
+  call.body = &body;
+  return Do(call, cancelled).status();
+}
+
+absl::StatusOr<std::unique_ptr<ByteReader>> S3Client::Open(const std::string& name, int64_t bytes,
+                                                           const CancelCheck& cancelled) {
+  if (bytes < 0) {
+    Call call;
+    call.method = Call::kHead;
+    call.url = UrlOf(name);
+    call.doing = "look at " + name;
+    ASSIGN_OR_RETURN(const Reply reply, Do(call, cancelled));
+    bytes = reply.length;
+  }
+  return std::make_unique<Reader>(this, name, bytes, cancelled);
+}
+
+absl::StatusOr<std::vector<ObjectInfo>> S3Client::List(const std::string& prefix, int64_t most,
+                                                       const CancelCheck& cancelled) {
+  std::vector<ObjectInfo> out;
+  std::string token;
+  for (bool more = true; more;) {
+    Call call;
+    call.doing = "list " + prefix;
+    // Sorted by name, as the signature wants it.
+    call.url = absl::StrFormat("%s/%s?", options_.server, options_.bucket);
+    if (!token.empty()) call.url += "continuation-token=" + Escaped(token) + "&";
+    call.url += absl::StrFormat("list-type=2&max-keys=%d&prefix=%s", options_.page_objects,
+                                Escaped(options_.prefix + prefix));
+    ASSIGN_OR_RETURN(const Reply reply, Do(call, cancelled));
+    const auto tree = Xml(reply.text);
+    const auto result = tree.get_child_optional("ListBucketResult");
+    if (!result) return Internal("list %s: the answer is no listing", prefix);
+    for (const auto& [tag, node] : *result) {
+      if (tag != "Contents") continue;
+      ObjectInfo info;
+      info.name = node.get("Key", "");
+      info.bytes = node.get<int64_t>("Size", -1);
+      absl::ParseTime(absl::RFC3339_full, node.get("LastModified", ""), &info.modified, nullptr);
+      if (!info.name.starts_with(options_.prefix) || info.bytes < 0) continue;
+      info.name.erase(0, options_.prefix.size());
+      out.push_back(std::move(info));
+      if (static_cast<int64_t>(out.size()) > most) {
+        return ResourceExhausted("list %s: more than %d objects", prefix, most);
+      }
+    }
+    token = result->get("NextContinuationToken", "");
+    more = result->get("IsTruncated", "false") == "true" && !token.empty();
+  }
+  return out;
+}
+
+absl::Status S3Client::Remove(const std::string& name) {
+  Call call;
+  call.method = Call::kDelete;
+  call.url = UrlOf(name);
+  call.doing = "remove " + name;
+  const absl::Status status = Do(call, nullptr).status();
+  return absl::IsNotFound(status) ? absl::OkStatus() : status;
+}
+
+}  // namespace deltamesh
