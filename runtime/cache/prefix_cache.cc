@@ -86,22 +86,67 @@ std::vector<CutPoint> PrefixCache::Plan(std::span<const PrefixKey> path, const P
   return PlanCuts(tree_, path, match, breakpoints, options_.plan);
 }
 
-absl::StatusOr<StagedSnapshot> PrefixCache::Stage(const SequenceState& state) {
-  const int64_t position = state.position();
-  CHECK(position > 0 && position % kBlockTokens == 0, "a snapshot at position %d", position);
-  StagedSnapshot staged;
-  staged.blocks = position / kBlockTokens;
+absl::StatusOr<SlotRef> PrefixCache::TakeSnapshot() {
   for (;;) {
     absl::StatusOr<SlotRef> slot = snapshots_->Take();
-    if (slot.ok()) {
-      staged.content = *std::move(slot);
-      break;
-    }
+    if (slot.ok()) return slot;
     if (!GiveBack()) {
       ++stats_.snapshots_refused;
       return slot.status();
     }
   }
+}
+
+StagedSnapshot PrefixCache::Hold(std::span<const PrefixKey> path) const {
+  StagedSnapshot held;
+  held.blocks = static_cast<int64_t>(path.size());
+  held.content = held_snapshots_.at(tree_.SnapshotId(path.back()));
+  held.latents = Latents(path);
+  return held;
+}
+
+absl::StatusOr<StagedSnapshot> PrefixCache::Reserve(std::span<const PrefixKey> path) {
+  const int64_t most = std::max<int64_t>(1, snapshots_->slots() / 4);
+  if (arriving_.use_count() - 1 >= most) {
+    return ResourceExhausted("%d snapshots are being read, a quarter of the pool", most);
+  }
+  StagedSnapshot staged;
+  staged.blocks = static_cast<int64_t>(path.size());
+  staged.speculative = arriving_;
+  staged.latents = Latents(path);  // held from here on, whatever makes room below
+  ASSIGN_OR_RETURN(staged.content, TakeSnapshot());
+  const int64_t missing = staged.blocks - static_cast<int64_t>(staged.latents.size());
+  if (!pools_.blocks->CouldTake(missing)) {
+    return ResourceExhausted("%d latent blocks are not to be had now", missing);
+  }
+  while (static_cast<int64_t>(staged.latents.size()) < staged.blocks) {
+    ASSIGN_OR_RETURN(SlotRef block, pools_.blocks->Take());
+    staged.latents.push_back(std::move(block));
+  }
+  return staged;
+}
+
+void PrefixCache::Forget(std::span<const PrefixKey> path) {
+  if (path.empty() || !tree_.HasSnapshot(path.back())) return;
+  tree_.Drop(path.back());
+  for (int64_t above = tree_.Find(path).snapshot; above > 0; above = tree_.Find(path).snapshot) {
+    const PrefixKey& key = path[static_cast<size_t>(above - 1)];
+    const SnapshotKind kind = tree_.View(key).kind;
+    if (tree_.HasChildren(key) ||
+        (kind != SnapshotKind::kPromptTail && kind != SnapshotKind::kAnswerEnd)) {
+      break;
+    }
+    tree_.Drop(key);
+  }
+  Follow(nullptr);
+}
+
+absl::StatusOr<StagedSnapshot> PrefixCache::Stage(const SequenceState& state) {
+  const int64_t position = state.position();
+  CHECK(position > 0 && position % kBlockTokens == 0, "a snapshot at position %d", position);
+  StagedSnapshot staged;
+  staged.blocks = position / kBlockTokens;
+  ASSIGN_OR_RETURN(staged.content, TakeSnapshot());
   const int64_t floats = KeptFloats(pools_.layout);
   for (int64_t layer = 0; layer < pools_.layout.kda_layers; ++layer) {
     std::copy_n(state.slab_layer(layer).s, floats, staged.content.data() + layer * floats);

@@ -77,6 +77,16 @@ class PrefixCache {
   bool Keep(std::span<const PrefixKey> path, const SequenceState& state, SnapshotSpec spec,
             absl::Time now);
 
+  // The snapshot at the end of `path`, which must be there, and its latents: counted, so that they stay while
+  // they are written elsewhere, whatever is dropped here.
+  StagedSnapshot Hold(std::span<const PrefixKey> path) const;
+  // Room for a snapshot that comes from elsewhere: its content and those latents that are not here are to be
+  // filled before it is published. At most a quarter of the snapshots' room goes to such.
+  absl::StatusOr<StagedSnapshot> Reserve(std::span<const PrefixKey> path);
+  // Drops the snapshot at the end of `path`, if there is one, and the tails and ends above it that nothing
+  // else goes on from.
+  void Forget(std::span<const PrefixKey> path);
+
   // Latent blocks that nobody but this cache holds.
   int64_t ReclaimableBlocks() const;
   // Drops something so that latent blocks may become free; false when nothing is left.
@@ -87,10 +97,12 @@ class PrefixCache {
   std::vector<PrefixChange> TakeChanges();
   const PrefixTree& tree() const { return tree_; }
   const PrefixCacheStats& stats() const { return stats_; }
+  const StatePools& pools() const { return pools_; }
 
  private:
   PrefixCache(const PrefixCacheOptions& options, const StatePools& pools,
               std::shared_ptr<FixedPool> snapshots);
+  absl::StatusOr<SlotRef> TakeSnapshot();
   // Lets handles follow the tree's changes; `staged` is what may have been added.
   void Follow(const StagedSnapshot* staged);
 
@@ -101,6 +113,7 @@ class PrefixCache {
   absl::flat_hash_map<uint64_t, SlotRef> held_latents_, held_snapshots_;  // by slot
   std::vector<PrefixChange> untold_;
   const std::shared_ptr<const int> speculative_ = std::make_shared<const int>(0);
+  const std::shared_ptr<const int> arriving_ = std::make_shared<const int>(0);
   PrefixCacheStats stats_;
 };
 

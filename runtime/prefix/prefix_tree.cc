@@ -93,6 +93,45 @@ void PrefixTree::ForEach(const std::function<void(const PrefixKey&, int64_t, boo
   }
 }
 
+std::vector<PrefixKey> PrefixTree::PathTo(const PrefixKey& key) const {
+  Index at = NodeOf(key);
+  CHECK(at != kNone, "no node at %s", key.Hex());
+  std::vector<PrefixKey> path(static_cast<size_t>(nodes_[static_cast<size_t>(at)].blocks));
+  for (size_t i = path.size(); i-- > 0; at = nodes_[static_cast<size_t>(at)].parent) {
+    path[i] = nodes_[static_cast<size_t>(at)].key;
+  }
+  return path;
+}
+
+PrefixTree::SnapshotView PrefixTree::ViewOf(const Snapshot& s) const {
+  const Node& node = nodes_[static_cast<size_t>(s.node)];
+  return {.key = node.key,
+          .blocks = node.blocks,
+          .kind = s.kind,
+          .used = s.used,
+          .passed = IsTailOrEnd(s.kind) && node.children == 1};
+}
+
+PrefixTree::SnapshotView PrefixTree::View(const PrefixKey& key) const {
+  CHECK(HasSnapshot(key), "no snapshot at %s", key.Hex());
+  return ViewOf(snapshots_[static_cast<size_t>(nodes_[static_cast<size_t>(NodeOf(key))].snapshot)]);
+}
+
+void PrefixTree::ForEachSnapshot(const std::function<void(const SnapshotView&)>& f) const {
+  for (const Snapshot& s : snapshots_) {
+    if (s.node != kNone) f(ViewOf(s));
+  }
+}
+
+std::vector<PrefixKey> PrefixTree::NextToGo(size_t most) const {
+  std::vector<PrefixKey> next;
+  for (auto i = order_.begin(); i != order_.end() && next.size() < most; ++i) {
+    const Snapshot& s = snapshots_[static_cast<size_t>(i->second)];
+    next.push_back(nodes_[static_cast<size_t>(s.node)].key);
+  }
+  return next;
+}
+
 // ---- nodes and snapshots -------------------------------------------------------------------------
 
 PrefixTree::Index PrefixTree::AddNode(const PrefixKey& key, Index parent, uint64_t id) {
@@ -157,11 +196,11 @@ void PrefixTree::AddSnapshot(Index node, uint64_t id, const SnapshotSpec& spec, 
 }
 
 // Also drops the latents that nothing else needs, leaf first.
-void PrefixTree::DropSnapshot(Index index) {
+void PrefixTree::DropSnapshot(Index index, bool evicted) {
   Snapshot& s = snapshots_[static_cast<size_t>(index)];
   Index at = s.node;
   Node& node = nodes_[static_cast<size_t>(at)];
-  changes_.push_back({PrefixChange::kSnapshotDropped, node.key, node.blocks, s.id});
+  changes_.push_back({PrefixChange::kSnapshotDropped, node.key, node.blocks, s.id, evicted});
   node.snapshot = kNone;
   order_.erase({s.order, index});
   s.node = kNone;
@@ -259,7 +298,7 @@ void PrefixTree::DropBeyond(const std::vector<Index>& newest_first, int64_t kept
       continue;
     }
     ++stats_.superseded;
-    DropSnapshot(newest_first[i]);
+    DropSnapshot(newest_first[i], false);
   }
 }
 
@@ -315,10 +354,15 @@ bool PrefixTree::EvictOneBut(Index protect) {
       continue;
     }
     ++stats_.evicted;
-    DropSnapshot(index);
+    DropSnapshot(index, true);
     return true;
   }
   return false;
+}
+
+void PrefixTree::Drop(const PrefixKey& key) {
+  CHECK(HasSnapshot(key), "no snapshot at %s", key.Hex());
+  DropSnapshot(nodes_[static_cast<size_t>(NodeOf(key))].snapshot, false);
 }
 
 void PrefixTree::Clear() {

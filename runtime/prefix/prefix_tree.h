@@ -78,8 +78,9 @@ struct PrefixChange {
   enum What : uint8_t { kBlockAdded, kBlockDropped, kSnapshotAdded, kSnapshotDropped };
   What what;
   PrefixKey key;
-  int64_t blocks;  // the key's depth
-  uint64_t id;     // the payload
+  int64_t blocks;        // the key's depth
+  uint64_t id;           // the payload
+  bool evicted = false;  // a snapshot that made room, and was not replaced or asked to go
 
   friend bool operator==(const PrefixChange&, const PrefixChange&) = default;
 };
@@ -115,6 +116,8 @@ class PrefixTree {
 
   // Drops one snapshot and the latents only it needed; false when the tree is empty.
   bool EvictOne();
+  // Drops this snapshot, which must be there, and the latents only it needed.
+  void Drop(const PrefixKey& key);
   void Clear();
 
   // Changes since the last call, in order.
@@ -125,6 +128,19 @@ class PrefixTree {
   const PrefixTreeStats& stats() const { return stats_; }
   // Every node with its depth, in no order: what a router is told when it starts from nothing.
   void ForEach(const std::function<void(const PrefixKey&, int64_t blocks, bool snapshot)>& f) const;
+  // The keys of a node's blocks, the first block's first; the node must be there.
+  std::vector<PrefixKey> PathTo(const PrefixKey& key) const;
+  struct SnapshotView {
+    PrefixKey key;
+    int64_t blocks;
+    SnapshotKind kind;
+    absl::Time used;
+    bool passed;  // a tail or an end beyond which its session went on
+  };
+  SnapshotView View(const PrefixKey& key) const;
+  void ForEachSnapshot(const std::function<void(const SnapshotView&)>& f) const;
+  // Those that EvictOne would take next, about in that order.
+  std::vector<PrefixKey> NextToGo(size_t most) const;
   // The first invariant that does not hold; empty when all do. Slow.
   std::string Check() const;
 
@@ -154,7 +170,8 @@ class PrefixTree {
   Index AddNode(const PrefixKey& key, Index parent, uint64_t id);
   void DropNode(Index node);
   void AddSnapshot(Index node, uint64_t id, const SnapshotSpec& spec, absl::Time now);
-  void DropSnapshot(Index snapshot);
+  void DropSnapshot(Index snapshot, bool evicted);
+  SnapshotView ViewOf(const Snapshot& s) const;
   void Renew(Index snapshot, const SnapshotSpec& spec, absl::Time now);
   void Supersede(Index newest);
   void DropBeyond(const std::vector<Index>& newest_first, int64_t kept);

@@ -166,6 +166,15 @@ absl::Status Serve::StartRouter() {
 absl::Status Serve::StartWorkers(const std::string& router) {
   std::vector<std::string> flags = options_.worker_flags;
   if (options_.experts == 0) flags.push_back("--local-experts");
+  const std::pair<const char*, const std::string&> store[] = {
+      {"--store-dir=", options_.store_dir},
+      {"--store-gib=", options_.store_gib},
+      {"--store-after-seconds=", options_.store_after_seconds},
+      {"--store-s3=", options_.store_s3},
+      {"--store-s3-gib=", options_.store_s3_gib}};
+  for (const auto& [flag, value] : store) {
+    if (!value.empty()) flags.push_back(flag + value);
+  }
   for (int i = 0; i < options_.prefill; ++i) {
     RETURN_IF_ERROR(StartWorker("prefill", absl::StrFormat("prefill-%d", i), router, flags));
   }
@@ -361,6 +370,19 @@ void AddServeFlags(CLI::App* app, ServeOptions* o) {
   app->add_option(
       "--worker-flag", o->worker_flags,
       "passed on to prefill and decode workers: --worker-flag=--slabs=8 (default: none)");
+  app->add_option(
+      "--store-dir", o->store_dir,
+      "folder for states that rest, bounded in bytes; the workers share it (default: none)");
+  app->add_option("--store-gib", o->store_gib,
+                  "2^30 bytes that it may hold (default: the workers' own)");
+  app->add_option("--store-after-seconds", o->store_after_seconds,
+                  "seconds that a state rests until it is written (default: the workers' own)");
+  app->add_option("--store-s3", o->store_s3,
+                  "http(s)://host:port/bucket/prefix of an S3-compatible object store for states, "
+                  "bounded in bytes "
+                  "(default: none)");
+  app->add_option("--store-s3-gib", o->store_s3_gib,
+                  "2^30 bytes that it may hold (default: the workers' own)");
   app->add_option("--model-name", o->model_name, "as clients name it (default: the folder's name)");
   app->add_option("--first-answer", o->first_answer,
                   "stream an answer to this text once ready (default: none)");

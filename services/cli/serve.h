@@ -26,6 +26,8 @@ struct ServeOptions {
   int grpc_port = 8081, http_port = 8080;  // of the router; 0: any free one
   // Passed on to prefill and decode workers when given: "--slabs=8".
   std::vector<std::string> worker_flags;
+  // The workers' flags of the same names, passed on when given.
+  std::string store_dir, store_gib, store_after_seconds, store_s3, store_s3_gib;
   std::string model_name;    // as clients name it; empty: the folder's name
   std::string first_answer;  // streams an answer to this once ready; empty: none
   int64_t first_answer_tokens = 48;

@@ -17,10 +17,12 @@ namespace deltamesh {
 struct DecodeCore::Request : AdmittedRequest {
   mesh::StartDecode start;
   KeptPrompt prompt;
+  StateLoadRef load;  // its state is read from the store
   int64_t handoffs_refused = 0;
   int64_t generated = 0;
 
-  bool landing() const { return transfer != 0; }  // else running
+  bool landing() const { return transfer != 0; }
+  bool loading() const { return load != nullptr; }  // neither: running
 };
 
 DecodeCore::DecodeCore(const DecodeOptions& options, mesh::Register registration, Engine* engine,
@@ -32,12 +34,13 @@ DecodeCore::DecodeCore(const DecodeOptions& options, mesh::Register registration
       on_view_(std::move(on_view)),
       links_(std::move(registration)),
       steps_(engine),
-      prefixes_(options_.cache, links_.registration().model()),
-      teller_(options_.cache),
+      prefixes_(options_.cache, options_.tier, links_.registration().model()),
+      teller_(options_.cache, options_.tier),
       requests_({.name = "decode",
                  .requests_max = options.requests_max,
                  .end_transfer = [receiver](const RequestId& id) { receiver->Revoke(id); },
                  .doing = [](const Request& request) -> std::string_view {
+                   if (request.loading()) return "its state was read from the store";
                    return request.landing() ? "it was waiting for its state" : "it was running";
                  }},
                 &links_, engine) {}
@@ -113,7 +116,10 @@ absl::Status DecodeCore::Admit(Request& request, absl::Time now) {
   const int64_t reach = (prompt.size() - 1) / kBlockTokens * kBlockTokens;
   prefixes_.Open(request.start.cache(), {prompt.data(), static_cast<size_t>(prompt.size())}, reach,
                  &request.prompt);
-  if (request.start.handoff_tokens() == 0) return Run(request, nullptr, now);
+  if (request.start.handoff_tokens() == 0) {
+    request.load = prefixes_.Load(request.prompt, steps_.prompt_tokens_per_second(), now);
+    return request.loading() ? absl::OkStatus() : Run(request, nullptr, now);
+  }
   // The whole answer's blocks are taken now, so that Run cannot find the pools full.
   const int64_t tokens =
       std::min<int64_t>(request.start.prompt_size() + int64_t{request.start.max_tokens()},
@@ -161,6 +167,19 @@ absl::Status DecodeCore::Run(Request& request, std::unique_ptr<SequenceState> st
   RETURN_IF_ERROR(requests_.AddSequence(request, std::move(spec)));
   request.transfer = 0;
   return absl::OkStatus();
+}
+
+void DecodeCore::RunLoaded(absl::Time now) {
+  std::vector<RequestId> ended;
+  requests_.ForEach([&](const Request& request) {
+    if (request.loading() && prefixes_.Ended(request.load, now)) ended.push_back(request.id);
+  });
+  for (const RequestId& id : ended) {
+    Request* request = requests_.Find(id);
+    request->load = nullptr;
+    const absl::Status status = Run(*request, nullptr, now);
+    if (!status.ok()) requests_.Fail(*request, status);
+  }
 }
 
 // ---- hand-offs -----------------------------------------------------------------------------------
@@ -227,6 +246,8 @@ void DecodeCore::SendHandoffResult(const Request& request, const absl::Status& s
 
 bool DecodeCore::Step(absl::Time now) {
   prefixes_.SetTime(now);
+  prefixes_.Poll(now);
+  RunLoaded(now);
   const std::optional<StepReport> report = steps_.Step(now);
   if (report) Relay(*report, now);
   teller_.Tell(links_);
@@ -268,6 +289,8 @@ void DecodeCore::Tick(absl::Time now) {
   receiver_->Tick(now);
   requests_.Expire(now);
   prefixes_.SetTime(now);
+  prefixes_.Poll(now);
+  RunLoaded(now);
   teller_.Tell(links_);
   links_.Tick(load(), now);
 }
@@ -287,10 +310,16 @@ int64_t DecodeCore::landing() const {
   return landing;
 }
 
+int64_t DecodeCore::loading() const {
+  int64_t loading = 0;
+  requests_.ForEach([&](const Request& request) { loading += request.loading(); });
+  return loading;
+}
+
 mesh::Heartbeat DecodeCore::load() {
   mesh::Heartbeat load = steps_.Load(requests_.draining());
   prefixes_.AddReclaimable(&load);
-  load.set_waiting(load.waiting() + static_cast<uint64_t>(landing()));
+  load.set_waiting(load.waiting() + static_cast<uint64_t>(landing() + loading()));
   return load;
 }
 
@@ -306,6 +335,7 @@ std::vector<MetricSample> DecodeCore::Metrics() const {
                         .seconds = "First segment to last, summed over complete hand-offs."},
                        list);
   list.Gauge("requests", kHeldHelp, landing(), {{"state", "landing"}});
+  list.Gauge("requests", kHeldHelp, loading(), {{"state", "loading"}});
   return list.Take();
 }
 

@@ -1,7 +1,7 @@
 // The logic of a decode worker: admits sequences, waits for their state, steps the engine, streams tokens.
 //
-// A request is in one of two states: landing (slab and blocks reserved, a transfer granted) or running (in
-// the engine).
+// A request is in one of three states: loading (its state is read from the store; nothing is reserved),
+// landing (slab and blocks reserved, a transfer granted) or running (in the engine).
 //
 // See worker_core.h for the rules of a core.
 #pragma once
@@ -28,6 +28,7 @@ struct DecodeOptions {
   int64_t requests_max = 256;    // landing and running together
   int64_t handoffs_max = 16;     // hand-offs refused for one request
   PrefixCache* cache = nullptr;  // not owned; null: nothing is found or kept
+  StateTier* tier = nullptr;     // below the cache; not owned, may be null
 };
 
 class DecodeCore final : public WorkerCore {
@@ -54,6 +55,7 @@ class DecodeCore final : public WorkerCore {
 
   mesh::Heartbeat load();
   int64_t landing() const;
+  int64_t loading() const;
 
  private:
   struct Request;
@@ -64,6 +66,8 @@ class DecodeCore final : public WorkerCore {
   absl::Status GrantLanding(Request& request, HandoffBuffers buffers);
   // Null: from what the cache has.
   absl::Status Run(Request& request, std::unique_ptr<SequenceState> state, absl::Time now);
+  // Runs those whose state has been read, or who should not wait for it any more.
+  void RunLoaded(absl::Time now);
   void OnCompleted(HandoffCompleted event, absl::Time now);
   void OnRefused(HandoffRefused event);
   void SendHandoffResult(const Request& request, const absl::Status& status,

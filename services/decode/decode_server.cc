@@ -31,6 +31,7 @@ absl::StatusOr<int> Serve(const AttentionFlags& flags, const SignalWaiter& signa
   DecodeOptions core_options;
   core_options.requests_max = flags.requests;
   core_options.cache = worker.cache();
+  core_options.tier = worker.tier();
   core = std::make_unique<DecodeCore>(core_options, worker.MakeRegister(mesh::ROLE_DECODE),
                                       &worker.engine(), &receiver,
                                       [&](const mesh::MeshView& view) { worker.SetView(view); });

@@ -19,11 +19,15 @@ std::vector<int64_t> KdaIndexOfLayers(const ModelConfig& config) {
 
 struct PrefillCore::Request : AdmittedRequest {
   KeptPrompt prompt;
+  std::vector<TokenId> tokens;                // until they are computed
+  StateLoadRef load;                          // its state is read from the store
+  std::unique_ptr<SequenceState> whole = {};  // all of it was restored: there is nothing to compute
   int64_t position = 0;
   double compute_seconds = 0;  // admission to the last step's end
   int64_t blocks_sent = 0;     // leading blocks given to the sender
 
-  bool computed() const { return sequence.value == 0; }
+  bool loading() const { return load != nullptr; }
+  bool computed() const { return sequence.value == 0 && !loading(); }
 };
 
 PrefillCore::PrefillCore(PrefillOptions options, mesh::Register registration, Engine* engine,
@@ -34,12 +38,13 @@ PrefillCore::PrefillCore(PrefillOptions options, mesh::Register registration, En
       on_view_(std::move(on_view)),
       links_(std::move(registration)),
       steps_(engine),
-      prefixes_(options_.cache, links_.registration().model()),
-      teller_(options_.cache),
+      prefixes_(options_.cache, options_.tier, links_.registration().model()),
+      teller_(options_.cache, options_.tier),
       requests_({.name = "prefill",
                  .requests_max = options_.requests_max,
                  .end_transfer = [sender](const RequestId& id) { sender->Cancel(id); },
                  .doing = [](const Request& request) -> std::string_view {
+                   if (request.loading()) return "its state was read from the store";
                    return request.computed() ? "its prompt was being sent"
                                              : "its prompt was computed";
                  }},
@@ -102,35 +107,56 @@ absl::Status PrefillCore::Admit(Request& request, const mesh::StartPrefill& mess
         "multiple of %d",
         request.position, message.tokens_size(), kBlockTokens);
   }
-  SequenceSpec spec;
-  spec.request = request.id;
-  spec.prompt.assign(message.tokens().begin(), message.tokens().end());
-  spec.stop_at = request.position;
-  spec.layer_final = [this, id = request.id](int64_t layer, const SequenceState& state) {
-    const int64_t kda = options_.kda_index[static_cast<size_t>(layer)];
-    if (kda >= 0) sender_->SendLayer(id, kda, state.slab());
-  };
-  prefixes_.Open(message.cache(), spec.prompt, request.position, &request.prompt);
-  RETURN_IF_ERROR(prefixes_.Restore(&request.prompt, &spec, now));
-  std::unique_ptr<SequenceState> whole;
-  if (request.prompt.restored == request.position) {
-    whole = std::move(spec.state);
-  } else {
-    RETURN_IF_ERROR(requests_.AddSequence(request, std::move(spec)));
-  }
-
+  request.tokens.assign(message.tokens().begin(), message.tokens().end());
+  prefixes_.Open(message.cache(), request.tokens, request.position, &request.prompt);
+  request.load = prefixes_.Load(request.prompt, steps_.prompt_tokens_per_second(), now);
+  // The receiver hears of the transfer at once, however long a state is read.
+  if (!request.loading()) RETURN_IF_ERROR(Compute(request, now));
   HandoffStart start;
   start.request_id = request.id;
   start.serial = requests_.OpenTransfer(request);
   start.landing = message.landing();
   start.deadline = request.deadline;
   RETURN_IF_ERROR(sender_->Begin(std::move(start)));
-  if (whole != nullptr) SendRestored(request, std::move(whole), now);
+  if (request.whole != nullptr) SendRestored(request, now);
   return absl::OkStatus();
 }
 
-void PrefillCore::SendRestored(Request& request, std::unique_ptr<SequenceState> state,
-                               absl::Time now) {
+absl::Status PrefillCore::Compute(Request& request, absl::Time now) {
+  SequenceSpec spec;
+  spec.request = request.id;
+  spec.prompt = std::exchange(request.tokens, {});
+  spec.stop_at = request.position;
+  spec.layer_final = [this, id = request.id](int64_t layer, const SequenceState& state) {
+    const int64_t kda = options_.kda_index[static_cast<size_t>(layer)];
+    if (kda >= 0) sender_->SendLayer(id, kda, state.slab());
+  };
+  RETURN_IF_ERROR(prefixes_.Restore(&request.prompt, &spec, now));
+  if (request.prompt.restored < request.position)
+    return requests_.AddSequence(request, std::move(spec));
+  request.whole = std::move(spec.state);
+  return absl::OkStatus();
+}
+
+void PrefillCore::ComputeLoaded(absl::Time now) {
+  std::vector<RequestId> ended;
+  requests_.ForEach([&](const Request& request) {
+    if (request.loading() && prefixes_.Ended(request.load, now)) ended.push_back(request.id);
+  });
+  for (const RequestId& id : ended) {
+    Request* request = requests_.Find(id);
+    request->load = nullptr;
+    const absl::Status status = Compute(*request, now);
+    if (!status.ok()) {
+      requests_.Fail(*request, status);
+    } else if (request->whole != nullptr) {
+      SendRestored(*request, now);
+    }
+  }
+}
+
+void PrefillCore::SendRestored(Request& request, absl::Time now) {
+  const std::unique_ptr<SequenceState> state = std::move(request.whole);
   SendFullBlocks(request, *state);
   for (int64_t layer = 0; layer < state->layout().kda_layers; ++layer) {
     sender_->SendLayer(request.id, layer, state->slab());
@@ -142,6 +168,8 @@ void PrefillCore::SendRestored(Request& request, std::unique_ptr<SequenceState> 
 
 bool PrefillCore::Step(absl::Time now) {
   prefixes_.SetTime(now);
+  prefixes_.Poll(now);
+  ComputeLoaded(now);
   const std::optional<StepReport> report = steps_.Step(now);
   if (!report) return false;
   const absl::Time ended = options_.clock != nullptr ? options_.clock->Now() : now;
@@ -190,6 +218,8 @@ void PrefillCore::Tick(absl::Time now) {
   sender_->Tick(now);
   requests_.Expire(now);
   prefixes_.SetTime(now);
+  prefixes_.Poll(now);
+  ComputeLoaded(now);
   teller_.Tell(links_);
   links_.Tick(load(), now);
 }
@@ -244,9 +274,16 @@ int64_t PrefillCore::sending() const {
   return sending;
 }
 
+int64_t PrefillCore::loading() const {
+  int64_t loading = 0;
+  requests_.ForEach([&](const Request& request) { loading += request.loading(); });
+  return loading;
+}
+
 mesh::Heartbeat PrefillCore::load() {
   mesh::Heartbeat load = steps_.Load(requests_.draining());
   prefixes_.AddReclaimable(&load);
+  load.set_waiting(load.waiting() + static_cast<uint64_t>(loading()));
   return load;
 }
 
@@ -261,6 +298,7 @@ std::vector<MetricSample> PrefillCore::Metrics() const {
                         .seconds = "Manifest to verdict, summed over complete hand-offs."},
                        list);
   list.Gauge("requests", kHeldHelp, sending(), {{"state", "sending"}});
+  list.Gauge("requests", kHeldHelp, loading(), {{"state", "loading"}});
   return list.Take();
 }
 

@@ -31,6 +31,7 @@ struct PrefillOptions {
   // Index among the KDA layers by layer of the model; -1 for other layers.
   std::vector<int64_t> kda_index;
   PrefixCache* cache = nullptr;  // not owned; null: every prompt is computed
+  StateTier* tier = nullptr;     // below the cache; not owned, may be null
 };
 
 // PrefillOptions::kda_index of a model.
@@ -60,15 +61,20 @@ class PrefillCore final : public WorkerCore {
 
   mesh::Heartbeat load();
   int64_t sending() const;
+  int64_t loading() const;
 
  private:
   struct Request;
 
   void OnStartPrefill(LinkId link, const mesh::StartPrefill& message, absl::Time now);
   absl::Status Admit(Request& request, const mesh::StartPrefill& message, absl::Time now);
+  // Computes what the cache does not have.
+  absl::Status Compute(Request& request, absl::Time now);
+  // Computes for those whose state has been read, or who should not wait for it any more.
+  void ComputeLoaded(absl::Time now);
   void SendFullBlocks(Request& request, const SequenceState& state);
   // The whole state was restored: there is nothing to compute.
-  void SendRestored(Request& request, std::unique_ptr<SequenceState> state, absl::Time now);
+  void SendRestored(Request& request, absl::Time now);
   void OnComputed(Request& request, absl::Time now);
 
   const PrefillOptions options_;

@@ -62,6 +62,7 @@ absl::StatusOr<int> Serve(const AttentionFlags& flags, const SignalWaiter& signa
   core_options.clock = process->clock();
   core_options.kda_index = KdaIndexOfLayers(worker.model().config());
   core_options.cache = worker.cache();
+  core_options.tier = worker.tier();
   core = std::make_unique<PrefillCore>(
       std::move(core_options), worker.MakeRegister(mesh::ROLE_PREFILL), &worker.engine(), &sender,
       [&](const mesh::MeshView& view) { worker.SetView(view); });

@@ -15,8 +15,10 @@ absl::StatusOr<std::unique_ptr<AttentionProcess>> AttentionProcess::Start(
   process->host_options_.flags = process->flags_.worker;
   ASSIGN_OR_RETURN(process->host_,
                    WorkerHost::Start(process->host_options_, &signals, &process->clock_));
-  ASSIGN_OR_RETURN(process->worker_,
-                   AttentionWorker::Create(process->flags_, std::move(transport)));
+  ASSIGN_OR_RETURN(process->worker_, AttentionWorker::Create(process->flags_, std::move(transport),
+                                                             [host = process->host_.get()] {
+                                                               host->Post([](absl::Time) {});
+                                                             }));
   return process;
 }
 

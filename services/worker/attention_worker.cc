@@ -1,9 +1,13 @@
 #include "services/worker/attention_worker.h"
 
+#include <cstdlib>
+
 #include "CLI/CLI.hpp"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/cache/available_memory.h"
+#include "runtime/prefix/prefix_hash.h"
+#include "runtime/store/s3_client.h"
 #include "runtime/text/text_digest.h"
 #include "services/common/protocol.h"
 #include "services/worker/metric_list.h"
@@ -29,6 +33,23 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
                   "MiB (2^20 bytes) of prefix cache: snapshots and the latents they need; 0: none")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
       ->capture_default_str();
+  app->add_option(
+      "--store-dir", f->store_dir,
+      "folder, which the processes of a machine may share, for states that rest; bounded in bytes "
+      "by --store-gib; empty: none");
+  auto positive = [app](const char* name, double* value, const char* help) {
+    app->add_option(name, *value, help)->check(CLI::PositiveNumber)->capture_default_str();
+  };
+  positive("--store-gib", &f->store_gib, "GiB (2^30 bytes) that the folder may hold");
+  positive("--store-after-seconds", &f->store_after_seconds,
+           "seconds that a state rests in memory until it is written");
+  app->add_option("--store-s3", f->store_s3,
+                  "http(s)://host:port/bucket/prefix of an S3-compatible object store for states; "
+                  "credentials from "
+                  "AWS_ACCESS_KEY_ID and so on; bounded in bytes by --store-s3-gib; empty: none");
+  positive("--store-s3-gib", &f->store_s3_gib, "GiB (2^30 bytes) that the object store may hold");
+  positive("--store-s3-after-seconds", &f->store_s3_after_seconds,
+           "seconds that a state rests in the folder until it is sent to the object store");
   bound("--requests", &f->requests, "requests admitted at once, in any state");
   app->add_option("--expert-seconds", f->expert_seconds, "longest wait for a shard within a step")
       ->check(CLI::PositiveNumber)
@@ -64,10 +85,55 @@ int64_t CacheBytes(int64_t asked, const StatePools& pools) {
   return std::min(asked, room);
 }
 
+int64_t BytesOfGib(double gib) { return static_cast<int64_t>(gib * (int64_t{1} << 30)); }
+
+std::string EnvironmentVariable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// Null when the flags ask for none.
+absl::StatusOr<std::unique_ptr<StateTier>> MakeTier(const AttentionFlags& flags, const Model& model,
+                                                    PrefixCache* cache, const Clock* clock,
+                                                    std::function<void()> wake) {
+  if (flags.store_dir.empty() && flags.store_s3.empty()) return nullptr;
+  if (cache == nullptr) {
+    return InvalidArgument(
+        "--store-dir, --store-s3: states come from the prefix cache and go there; raise "
+        "--cache-mib above 0");
+  }
+  const StateIdentity identity = {.model = PrefixModel(model.digest(), kStateLayoutVersion),
+                                  .layout = model.state_layout()};
+  std::unique_ptr<DiskStore> disk;
+  if (!flags.store_dir.empty()) {
+    DiskStoreOptions options;
+    options.folder = flags.store_dir;
+    options.bytes_max = BytesOfGib(flags.store_gib);
+    options.identity = identity;
+    ASSIGN_OR_RETURN(disk, DiskStore::Open(options, clock));
+  }
+  std::unique_ptr<ObjectStates> objects;
+  if (!flags.store_s3.empty()) {
+    ASSIGN_OR_RETURN(const S3Options s3, ParseS3(flags.store_s3, EnvironmentVariable));
+    ASSIGN_OR_RETURN(std::unique_ptr<S3Client> client, S3Client::Create(s3, clock));
+    ObjectStatesOptions options;
+    options.bytes_max = BytesOfGib(flags.store_s3_gib);
+    options.identity = identity;
+    objects = std::make_unique<ObjectStates>(options, std::move(client), clock);
+  }
+  StateTierOptions options;
+  options.write_after = absl::Seconds(flags.store_after_seconds);
+  options.upload_after = absl::Seconds(flags.store_s3_after_seconds);
+  // What waits to be written stays in memory whatever the cache drops.
+  options.queue_bytes_max = std::min(options.queue_bytes_max, (flags.cache_mib << 20) / 4);
+  return std::make_unique<StateTier>(options, cache, std::move(disk), std::move(objects),
+                                     std::move(wake));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<AttentionWorker>> AttentionWorker::Create(
-    const AttentionFlags& flags, std::unique_ptr<Transport> transport) {
+    const AttentionFlags& flags, std::unique_ptr<Transport> transport, std::function<void()> wake) {
   std::unique_ptr<AttentionWorker> worker(new AttentionWorker());
   worker->flags_ = flags;
   ASSIGN_OR_RETURN(const ModelConfig on_disk, ModelConfig::Load(flags.worker.model));
@@ -107,6 +173,8 @@ absl::StatusOr<std::unique_ptr<AttentionWorker>> AttentionWorker::Create(
     ASSIGN_OR_RETURN(worker->cache_, PrefixCache::Create({.bytes_max = bytes, .plan = {}},
                                                          worker->engine_->pools()));
   }
+  ASSIGN_OR_RETURN(worker->tier_, MakeTier(worker->flags_, *worker->model_, worker->cache_.get(),
+                                           &worker->clock_, std::move(wake)));
   return worker;
 }
 
@@ -193,6 +261,14 @@ std::vector<std::pair<std::string, std::string>> AttentionWorker::Describe() con
                                                     {"cache-mib", flags_.cache_mib},
                                                     {"requests", flags_.requests}};
   for (const auto& [name, value] : bounds) out.emplace_back(name, std::to_string(value));
+  const auto store = [](const std::string& where, double gib, double seconds) {
+    return where.empty()
+               ? std::string("none")
+               : absl::StrFormat("%s, at most %g GiB, after %g s of rest", where, gib, seconds);
+  };
+  out.emplace_back("store", store(flags_.store_dir, flags_.store_gib, flags_.store_after_seconds));
+  out.emplace_back("object store",
+                   store(flags_.store_s3, flags_.store_s3_gib, flags_.store_s3_after_seconds));
   out.emplace_back("expert-seconds", absl::StrFormat("%g", flags_.expert_seconds));
   out.emplace_back("handoff-seconds", absl::StrFormat("%g", flags_.handoff_seconds));
   out.emplace_back("experts", remote_ != nullptr ? "on shards" : "in this process");

@@ -4,12 +4,14 @@
 // The transport calls into its handlers, so it is destroyed first: StopTransport.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "deltamesh/mesh/mesh.pb.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/thread_pool.h"
 #include "runtime/cache/prefix_cache.h"
 #include "runtime/engine/engine.h"
@@ -19,6 +21,7 @@
 #include "runtime/transfer/handoff_types.h"
 #include "runtime/transfer/transport.h"
 #include "services/common/flags.h"
+#include "services/worker/state_tier.h"
 #include "services/worker/worker_core.h"
 
 namespace CLI {
@@ -30,11 +33,18 @@ namespace deltamesh {
 struct AttentionFlags {
   WorkerFlags worker;
   EngineOptions engine;
-  int64_t cache_mib = 1024;     // prefix cache: snapshots and the latents they need; 0: none
-  int64_t requests = 256;       // admitted at once, in any state
-  bool local_experts = false;   // load the routed experts instead of using shards
-  double expert_seconds = 5;    // longest wait for a shard's answer within a step
-  double handoff_seconds = 10;  // longest silence within a hand-off
+  int64_t cache_mib = 1024;  // prefix cache: snapshots and the latents they need; 0: none
+  // Tiers below the cache (state_tier.h); empty: none.
+  std::string store_dir;
+  double store_gib = 64;            // of the folder, all processes that share it together
+  double store_after_seconds = 30;  // at rest, until written
+  std::string store_s3;
+  double store_s3_gib = 1024;
+  double store_s3_after_seconds = 600;  // at rest on disk, until sent
+  int64_t requests = 256;               // admitted at once, in any state
+  bool local_experts = false;           // load the routed experts instead of using shards
+  double expert_seconds = 5;            // longest wait for a shard's answer within a step
+  double handoff_seconds = 10;          // longest silence within a hand-off
 };
 void AddAttentionFlags(CLI::App* app, AttentionFlags* flags);
 
@@ -45,14 +55,17 @@ absl::Status FinishEngineOptions(int64_t model_context, EngineOptions* options);
 // Not thread-safe.
 class AttentionWorker {
  public:
-  // Loads the model with visible progress. `transport` is taken over.
+  // Loads the model with visible progress. `transport` is taken over. `wake` has the core's thread look
+  // around soon; it is called on other threads and may be null.
   static absl::StatusOr<std::unique_ptr<AttentionWorker>> Create(
-      const AttentionFlags& flags, std::unique_ptr<Transport> transport);
+      const AttentionFlags& flags, std::unique_ptr<Transport> transport,
+      std::function<void()> wake = nullptr);
   ~AttentionWorker();
 
   Model& model() { return *model_; }
   Engine& engine() { return *engine_; }
   PrefixCache* cache() { return cache_.get(); }  // null: none
+  StateTier* tier() { return tier_.get(); }      // null: none
   Transport& transport() { return *transport_; }
   HandoffIdentity identity() const;
   uint64_t epoch() const { return epoch_; }
@@ -81,7 +94,9 @@ class AttentionWorker {
   std::unique_ptr<LocalExperts> local_;
   std::unique_ptr<RemoteExperts> remote_;
   std::unique_ptr<Engine> engine_;
+  SystemClock clock_;
   std::unique_ptr<PrefixCache> cache_;
+  std::unique_ptr<StateTier> tier_;
 };
 
 }  // namespace deltamesh

@@ -13,8 +13,8 @@ constexpr absl::Duration kCountEvery = absl::Milliseconds(100);
 
 }  // namespace
 
-PrefixKeeper::PrefixKeeper(PrefixCache* cache, const mesh::ModelIdentity& model)
-    : cache_(cache), model_(PrefixModel(model.digest(), model.state_layout())) {}
+PrefixKeeper::PrefixKeeper(PrefixCache* cache, StateTier* tier, const mesh::ModelIdentity& model)
+    : cache_(cache), tier_(tier), model_(PrefixModel(model.digest(), model.state_layout())) {}
 
 void PrefixKeeper::Open(const mesh::CacheHints& hints, std::span<const TokenId> tokens,
                         int64_t reach, KeptPrompt* prompt) const {
@@ -26,6 +26,16 @@ void PrefixKeeper::Open(const mesh::CacheHints& hints, std::span<const TokenId> 
   prompt->chain->Append(tokens);
   prompt->session = hints.session();
   prompt->breakpoints.assign(hints.breakpoints().begin(), hints.breakpoints().end());
+}
+
+StateLoadRef PrefixKeeper::Load(const KeptPrompt& prompt, double tokens_per_second,
+                                absl::Time now) {
+  if (!prompt.chain || tier_ == nullptr) return nullptr;
+  return tier_->Load(prompt.path(), tokens_per_second, now);
+}
+
+void PrefixKeeper::Poll(absl::Time now) {
+  if (tier_ != nullptr) tier_->Poll(now);
 }
 
 absl::Status PrefixKeeper::Restore(KeptPrompt* prompt, SequenceSpec* spec, absl::Time now) {
@@ -115,6 +125,11 @@ void PrefixKeeper::AddMetrics(MetricList& list) const {
   list.Gauge("pool_reclaimable_slots",
              "Slots that only the prefix cache holds; it gives them up when asked.",
              on ? cache_->ReclaimableBlocks() : 0, {{"pool", "latent_block"}});
+  if (tier_ != nullptr) {
+    tier_->AddMetrics(list);
+  } else {
+    StateTier::AddNoMetrics(list);
+  }
 }
 
 }  // namespace deltamesh

@@ -17,6 +17,7 @@
 #include "runtime/engine/engine.h"
 #include "runtime/prefix/prefix_hash.h"
 #include "services/worker/metric_list.h"
+#include "services/worker/state_tier.h"
 
 namespace deltamesh {
 
@@ -38,13 +39,20 @@ struct KeptPrompt {
 
 class PrefixKeeper {
  public:
-  // `cache` may be null: nothing is found or kept. Not owned; must outlive this.
-  PrefixKeeper(PrefixCache* cache, const mesh::ModelIdentity& model);
+  // `cache` may be null: nothing is found or kept. So may `tier`, with or without it. Not owned; must outlive
+  // this.
+  PrefixKeeper(PrefixCache* cache, StateTier* tier, const mesh::ModelIdentity& model);
 
   // Names the prefixes of `tokens`, of which the first `reach` positions, a multiple of 64, may be
   // restored or kept.
   void Open(const mesh::CacheHints& hints, std::span<const TokenId> tokens, int64_t reach,
             KeptPrompt* prompt) const;
+  // Has a deeper state than memory's read, if that is worth it; null: it is not. While it is read nothing
+  // else is held for the prompt.
+  StateLoadRef Load(const KeptPrompt& prompt, double tokens_per_second, absl::Time now);
+  bool Ended(const StateLoadRef& load, absl::Time now) { return tier_->Ended(load, now); }
+  // What the store has read and written meanwhile takes effect. Often.
+  void Poll(absl::Time now);
   // The deepest state that is here (null: none), and what the engine needs to keep more of the prompt,
   // in `spec`. RESOURCE_EXHAUSTED: a state is here, but no slab is free.
   absl::Status Restore(KeptPrompt* prompt, SequenceSpec* spec, absl::Time now);
@@ -70,6 +78,7 @@ class PrefixKeeper {
   void AtCut(KeptPrompt* prompt, const SequenceState& state);
 
   PrefixCache* const cache_;
+  StateTier* const tier_;
   const std::string model_;
   absl::Time now_ = absl::InfinitePast();
   absl::Time counted_ = absl::InfinitePast();

@@ -10,39 +10,64 @@ constexpr size_t kFactsPerMessage = 4096;       // 36 KiB
 constexpr size_t kMessagesAtOnce = 4;           // per link and call
 constexpr size_t kUntoldMax = size_t{4} << 20;  // then telling everything again is cheaper
 
-mesh::PrefixChanges::What WhatOf(PrefixChange::What what) {
-  switch (what) {
-    case PrefixChange::kBlockAdded:
-      return mesh::PrefixChanges::LATENTS_ADDED;
-    case PrefixChange::kBlockDropped:
-      return mesh::PrefixChanges::LATENTS_DROPPED;
-    case PrefixChange::kSnapshotAdded:
-      return mesh::PrefixChanges::SNAPSHOT_ADDED;
-    case PrefixChange::kSnapshotDropped:
-      return mesh::PrefixChanges::SNAPSHOT_DROPPED;
-  }
-  return mesh::PrefixChanges::LATENTS_DROPPED;
-}
-
 }  // namespace
 
 void PrefixTeller::Begin(LinkId link) {
   if (cache_ == nullptr) return;
-  Gather();  // for the others: what comes from the tree is up to date
+  Gather();  // for the others: what is held is up to date
   Listener listener;
-  cache_->tree().ForEach([&](const PrefixKey& key, int64_t, bool snapshot) {
-    listener.untold.push_back({key.index(), mesh::PrefixChanges::LATENTS_ADDED});
-    if (snapshot) listener.untold.push_back({key.index(), mesh::PrefixChanges::SNAPSHOT_ADDED});
-  });
+  for (const auto& [key, held] : held_) {
+    listener.untold.push_back({key, mesh::PrefixChanges::LATENTS_ADDED});
+    if (held & kSnapshot) {
+      listener.untold.push_back({key, mesh::PrefixChanges::SNAPSHOT_ADDED});
+    } else if (held & kStoredSnapshot) {
+      listener.untold.push_back({key, mesh::PrefixChanges::SNAPSHOT_COLD});
+    }
+  }
   listeners_[link] = std::move(listener);
 }
 
+// The disk's first: a state is written before memory drops it, and should not seem to be gone between.
 void PrefixTeller::Gather() {
-  for (const PrefixChange& change : cache_->TakeChanges()) {
-    for (auto& [link, listener] : listeners_) {
-      listener.untold.push_back({change.key.index(), WhatOf(change.what)});
+  if (tier_ != nullptr) {
+    for (const StoreChange& change : tier_->TakeChanges()) {
+      const bool block =
+          change.what == StoreChange::kBlockAdded || change.what == StoreChange::kBlockDropped;
+      const bool added =
+          change.what == StoreChange::kBlockAdded || change.what == StoreChange::kSnapshotAdded;
+      Change(change.key.index(), block ? kStoredLatents : kStoredSnapshot, added);
     }
   }
+  for (const PrefixChange& change : cache_->TakeChanges()) {
+    const bool block =
+        change.what == PrefixChange::kBlockAdded || change.what == PrefixChange::kBlockDropped;
+    const bool added =
+        change.what == PrefixChange::kBlockAdded || change.what == PrefixChange::kSnapshotAdded;
+    Change(change.key.index(), block ? kLatents : kSnapshot, added);
+    if (tier_ != nullptr && change.evicted) tier_->OnEvicted(change.key);
+  }
+}
+
+void PrefixTeller::Change(uint64_t key, Held bit, bool held) {
+  const auto at = held_.try_emplace(key, uint8_t{0}).first;
+  const uint8_t before = at->second;
+  const auto after = static_cast<uint8_t>(held ? before | bit : before & ~bit);
+  at->second = after;
+  if (after == 0) held_.erase(at);
+  const auto latents = [](uint8_t h) { return (h & (kLatents | kStoredLatents)) != 0; };
+  // Of the snapshot: in memory, on disk only, nowhere.
+  const auto snapshot = [](uint8_t h) { return h & kSnapshot ? 2 : h & kStoredSnapshot ? 1 : 0; };
+  if (latents(after) && !latents(before)) Say(key, mesh::PrefixChanges::LATENTS_ADDED);
+  if (snapshot(after) != snapshot(before)) {
+    Say(key, snapshot(after) == 2   ? mesh::PrefixChanges::SNAPSHOT_ADDED
+             : snapshot(after) == 1 ? mesh::PrefixChanges::SNAPSHOT_COLD
+                                    : mesh::PrefixChanges::SNAPSHOT_DROPPED);
+  }
+  if (!latents(after) && latents(before)) Say(key, mesh::PrefixChanges::LATENTS_DROPPED);
+}
+
+void PrefixTeller::Say(uint64_t key, mesh::PrefixChanges::What what) {
+  for (auto& [link, listener] : listeners_) listener.untold.push_back({key, what});
 }
 
 void PrefixTeller::Tell(WorkerLinks& links) {

@@ -1,5 +1,8 @@
-// Tells routers what the prefix cache holds: everything once, then every change, in messages of bounded size
-// that count up, so that a router notices when one is missing.
+// Tells routers what the prefix cache and the disk below it hold: everything once, then every change, in
+// messages of bounded size that count up, so that a router notices when one is missing.
+//
+// A block is held while memory or disk has its latents; a snapshot in memory hides the one on disk. Both have
+// their latents without gaps, at every moment, so what they have together has none either.
 //
 // Not thread-safe: part of a core.
 #pragma once
@@ -8,15 +11,17 @@
 #include <deque>
 #include <map>
 
+#include "absl/container/flat_hash_map.h"
 #include "runtime/cache/prefix_cache.h"
+#include "services/worker/state_tier.h"
 #include "services/worker/worker_links.h"
 
 namespace deltamesh {
 
 class PrefixTeller {
  public:
-  // `cache` may be null: there is nothing to tell. Not owned.
-  explicit PrefixTeller(PrefixCache* cache) : cache_(cache) {}
+  // `cache` may be null: there is nothing to tell. So may `tier`. Not owned.
+  PrefixTeller(PrefixCache* cache, StateTier* tier) : cache_(cache), tier_(tier) {}
 
   // Begins anew with everything that is held.
   void Begin(LinkId link);
@@ -36,9 +41,16 @@ class PrefixTeller {
     std::deque<Fact> untold;
   };
 
+  // Where the latents and the snapshot of a block are.
+  enum Held : uint8_t { kLatents = 1, kStoredLatents = 2, kSnapshot = 4, kStoredSnapshot = 8 };
+
   void Gather();
+  void Change(uint64_t key, Held bit, bool held);
+  void Say(uint64_t key, mesh::PrefixChanges::What what);
 
   PrefixCache* const cache_;
+  StateTier* const tier_;
+  absl::flat_hash_map<uint64_t, uint8_t> held_;
   std::map<LinkId, Listener> listeners_;
 };
 

@@ -130,6 +130,7 @@ struct TestMesh::Worker {
   std::unique_ptr<RemoteExperts> experts;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<PrefixCache> cache;
+  std::unique_ptr<StateTier> tier;
   std::unique_ptr<HandoffReceiver> receiver;
   std::unique_ptr<HandoffSender> sender;
   std::deque<HandoffEvent> received;
@@ -147,6 +148,7 @@ struct TestMesh::Worker {
     sent.clear();
     receiver.reset();
     sender.reset();
+    tier.reset();
     cache.reset();
     engine.reset();
     experts.reset();
@@ -194,6 +196,18 @@ void TestMesh::MakeAttention(Worker& w) {
     w.cache =
         *PrefixCache::Create({.bytes_max = options_.cache_bytes, .plan = {}}, w.engine->pools());
   }
+  if (!options_.store_folder.empty()) {
+    DiskStoreOptions disk;
+    disk.folder = options_.store_folder;
+    disk.bytes_max = options_.store_bytes;
+    disk.identity = {.model = PrefixModel(w.model->digest(), kStateLayoutVersion),
+                     .layout = w.model->state_layout()};
+    auto store = DiskStore::Open(disk, &clock_);
+    CHECK_OK(store.status());
+    StateTierOptions tier = options_.tier;
+    tier.threads = false;
+    w.tier = std::make_unique<StateTier>(tier, w.cache.get(), *std::move(store), nullptr, nullptr);
+  }
 
   mesh::Register registration;
   registration.set_name(w.name);
@@ -237,6 +251,7 @@ void TestMesh::MakeAttention(Worker& w) {
         [&w](HandoffEvent event) { w.received.push_back(std::move(event)); });
     DecodeOptions core;
     core.cache = w.cache.get();
+    core.tier = w.tier.get();
     w.core = std::make_unique<DecodeCore>(core, std::move(registration), w.engine.get(),
                                           w.receiver.get(), on_view);
     return;
@@ -254,6 +269,7 @@ void TestMesh::MakeAttention(Worker& w) {
   core.clock = &clock_;
   core.kda_index = KdaIndexOfLayers(w.model->config());
   core.cache = w.cache.get();
+  core.tier = w.tier.get();
   w.core = std::make_unique<PrefillCore>(core, std::move(registration), w.engine.get(),
                                          w.sender.get(), on_view);
 }
@@ -404,6 +420,7 @@ void TestMesh::Round() {
     }
     w->core->Step(now());
     w->core->Tick(now());
+    if (w->tier != nullptr) w->tier->RunIo();
     for (SendToRouter& action : w->core->TakeActions()) {
       if (action.link == w->link) w->to_router.push_back(std::move(action.message));
     }
@@ -490,6 +507,7 @@ TestMesh::Worker* TestMesh::ByLink(LinkId link) {
 DecodeCore& TestMesh::decode(const std::string& name) { return *workers_.at(name)->decode(); }
 PrefillCore& TestMesh::prefill(const std::string& name) { return *workers_.at(name)->prefill(); }
 PrefixCache& TestMesh::cache(const std::string& name) { return *workers_.at(name)->cache; }
+StateTier* TestMesh::tier(const std::string& name) { return workers_.at(name)->tier.get(); }
 bool TestMesh::alive(const std::string& name) const { return workers_.at(name)->alive; }
 
 std::vector<std::string> TestMesh::names() const {

@@ -80,7 +80,10 @@ struct TestMeshOptions {
                           .running_max = 4,
                           .context_tokens_max = 512};
   RouterOptions router;
-  int64_t cache_bytes = 0;  // of each prefill and decode worker
+  int64_t cache_bytes = 0;   // of each prefill and decode worker
+  std::string store_folder;  // that they share; empty: none
+  int64_t store_bytes = int64_t{64} << 20;
+  StateTierOptions tier;
   bool verify_checksums = true;
   absl::Duration unclaimed_max = HandoffReceiverOptions().unclaimed_max;
   int threads = 1;  // per worker
@@ -126,6 +129,7 @@ class TestMesh {
   DecodeCore& decode(const std::string& name);
   PrefillCore& prefill(const std::string& name);
   PrefixCache& cache(const std::string& name);
+  StateTier* tier(const std::string& name);
   absl::Time now() const { return clock_.Now(); }
   std::vector<std::string> names() const;
   bool alive(const std::string& name) const;

@@ -1,0 +1,378 @@
+#include "services/worker/state_tier.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+namespace {
+
+constexpr double kRateKept = 0.7;          // of the measured rate, when a new one comes
+constexpr double kSecondsPerRead = 0.002;  // before the first byte
+constexpr size_t kUploadsAtOnce = 4;
+
+std::span<std::byte> BytesOfSlot(const SlotRef& slot, int64_t bytes) {
+  return {reinterpret_cast<std::byte*>(slot.data()), static_cast<size_t>(bytes)};
+}
+
+double SecondsSince(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+}  // namespace
+
+// A snapshot that is written: its memory stays until the last copy of this is gone.
+struct StateTier::Held {
+  std::vector<PrefixKey> path;
+  SnapshotKind kind;
+  StagedSnapshot staged;
+  StateLayout layout;
+
+  StateSource source() const {
+    StateSource s{.path = path,
+                  .kind = kind,
+                  .slab = BytesOfSlot(staged.content, layout.snapshot_bytes()),
+                  .latents = {}};
+    for (const SlotRef& block : staged.latents)
+      s.latents.push_back(BytesOfSlot(block, layout.block_bytes()));
+    return s;
+  }
+};
+
+// A snapshot that is read.
+struct StateTier::Reading {
+  std::vector<PrefixKey> path;
+  SnapshotKind kind;
+  StagedSnapshot staged;
+  int64_t have = 0;  // leading blocks that were in memory already
+  StoreTier tier;
+  std::weak_ptr<StateLoad> load;
+  std::shared_ptr<std::atomic<bool>> cancelled;
+  std::vector<Read> read;
+
+  StateTarget target(const StateLayout& layout) const {
+    StateTarget t{
+        .path = path, .slab = BytesOfSlot(staged.content, layout.snapshot_bytes()), .latents = {}};
+    for (int64_t i = 0; i < staged.blocks; ++i) {
+      const SlotRef& block = staged.latents[static_cast<size_t>(i)];
+      t.latents.push_back(i < have ? std::span<std::byte>()
+                                   : BytesOfSlot(block, layout.block_bytes()));
+    }
+    return t;
+  }
+};
+
+StateTier::StateTier(const StateTierOptions& options, PrefixCache* cache,
+                     std::unique_ptr<DiskStore> disk, std::unique_ptr<ObjectStates> objects,
+                     std::function<void()> notify)
+    : options_(options), cache_(cache), disk_(std::move(disk)), objects_(std::move(objects)) {
+  CHECK(cache_ != nullptr && (disk_ != nullptr || objects_ != nullptr));
+  if (disk_ != nullptr) {
+    disk_queue_ = std::make_unique<IoQueue>(options.queue_bytes_max, options.threads, notify);
+  }
+  if (objects_ != nullptr) {
+    object_queue_ = std::make_unique<IoQueue>(options.queue_bytes_max, options.threads, notify);
+  }
+}
+
+StateTier::~StateTier() = default;
+
+void StateTier::Poll(absl::Time now) {
+  now_ = now;
+  for (IoQueue* queue : {disk_queue_.get(), object_queue_.get()}) {
+    if (queue == nullptr) continue;
+    for (IoQueue::Finish& finish : queue->TakeFinished()) finish();
+  }
+  Scan(now);
+  if (now < check_at_) return;
+  check_at_ = now + options_.check_every;
+  WriteDue(now);
+  UploadDue(now);
+}
+
+void StateTier::RunIo() {
+  for (bool more = true; more;) {
+    more = false;
+    for (IoQueue* queue : {disk_queue_.get(), object_queue_.get()}) {
+      if (queue != nullptr) more |= queue->RunOne();
+    }
+  }
+}
+
+bool StateTier::idle() const {
+  return (disk_queue_ == nullptr || disk_queue_->idle()) &&
+         (object_queue_ == nullptr || object_queue_->idle());
+}
+
+void StateTier::Scan(absl::Time now) {
+  if (disk_ != nullptr && !scanning_ && now >= scan_at_) {
+    scanning_ = true;
+    disk_queue_->PushUrgent(0, [this]() -> IoQueue::Finish {
+      const bool more = disk_->Scan();
+      return [this, more] {
+        scanning_ = false;
+        scan_at_ = more ? now_ : now_ + options_.scan_every;
+      };
+    });
+  }
+  if (objects_ != nullptr && !listing_ && now >= list_at_) {
+    listing_ = true;
+    object_queue_->PushUrgent(0, [this]() -> IoQueue::Finish {
+      const absl::Status listed = objects_->List();
+      if (!listed.ok()) LogWarning("store.list", {{"error", listed.ToString()}});
+      return [this] {
+        listing_ = false;
+        list_at_ = now_ + options_.list_every;
+      };
+    });
+  }
+}
+
+std::vector<StoreChange> StateTier::TakeChanges() {
+  return disk_ == nullptr ? std::vector<StoreChange>() : disk_->TakeChanges();
+}
+
+// ---- writing -------------------------------------------------------------------------------------
+
+bool StateTier::Stored(const PrefixKey& key) const {
+  return disk_ != nullptr ? disk_->Has(key) : objects_->Has(key);
+}
+
+void StateTier::OnEvicted(const PrefixKey& key) {
+  if (!Stored(key) && !writing_.contains(key)) ++counts_.lost;
+}
+
+void StateTier::WriteDue(absl::Time now) {
+  if (now < write_at_) return;
+  const PrefixTree& tree = cache_->tree();
+  std::vector<PrefixKey> due;
+  tree.ForEachSnapshot([&](const PrefixTree::SnapshotView& s) {
+    if (!s.passed && s.used + options_.write_after <= now) due.push_back(s.key);
+  });
+  const FixedPool& blocks = *cache_->pools().blocks;
+  const double free =
+      static_cast<double>(blocks.free_slots()) / static_cast<double>(blocks.slots());
+  const double used =
+      static_cast<double>(tree.bytes()) / static_cast<double>(tree.options().bytes_max);
+  if (used > options_.nearly_full || free < 1 - options_.nearly_full) {
+    for (const PrefixKey& key : tree.NextToGo(static_cast<size_t>(options_.writes_at_once))) {
+      if (!tree.View(key).passed) due.push_back(key);
+    }
+  }
+  int64_t begun = 0;
+  for (const PrefixKey& key : due) {
+    if (begun == options_.writes_at_once) break;
+    if (Stored(key) || writing_.contains(key)) continue;
+    const auto written = [this](const absl::Status& status, int64_t) {
+      if (!status.ok()) write_at_ = now_ + options_.retry_after;
+    };
+    if (!Write(tree.PathTo(key), first(), /*urgent=*/false, written)) break;
+    ++begun;
+  }
+}
+
+bool StateTier::Write(std::vector<PrefixKey> path, StoreTier to, bool urgent, Written written) {
+  const PrefixKey key = path.back();
+  auto held = std::make_shared<Held>();
+  held->layout = cache_->pools().layout;
+  held->kind = cache_->tree().View(key).kind;
+  held->staged = cache_->Hold(path);
+  held->path = std::move(path);
+  const int64_t bytes =
+      held->layout.snapshot_bytes() + held->staged.blocks * held->layout.block_bytes();
+  IoQueue& queue = this->queue(to);
+  IoQueue::Work work = [this, held = std::move(held), key, written, to,
+                        &queue]() -> IoQueue::Finish {
+    const absl::StatusOr<PutResult> put =
+        to == StoreTier::kDisk
+            ? disk_->Put(held->source())
+            : objects_->Put(held->source(), [&queue] { return queue.stopping(); });
+    if (!put.ok())
+      LogWarning("store.write", {{"key", key.Hex()}, {"error", put.status().ToString()}});
+    return [this, key, written, status = put.status(), bytes = put.ok() ? put->bytes : 0] {
+      writing_.erase(key);
+      written(status, bytes);
+    };
+  };
+  if (urgent) {
+    queue.PushUrgent(bytes, std::move(work));
+  } else if (!queue.Push(bytes, std::move(work))) {
+    ++counts_.no_room;
+    return false;
+  }
+  writing_.insert(key);
+  return true;
+}
+
+void StateTier::UploadDue(absl::Time now) {
+  if (disk_ == nullptr || objects_ == nullptr || uploading_ || now < upload_at_) return;
+  // The disk is left a margin: what goes next should be up before it has to go.
+  for (const PrefixKey& key :
+       disk_->Resting(now - options_.upload_after, options_.nearly_full, size_t{1} << 12)) {
+    if (objects_->Has(key)) continue;
+    uploading_ = true;
+    Upload(key, /*urgent=*/false, [this](const absl::Status& status, int64_t) {
+      uploading_ = false;
+      if (status.ok()) {
+        check_at_ = absl::InfinitePast();  // the next one
+      } else {
+        upload_at_ = now_ + options_.retry_after;
+      }
+    });
+    if (!uploading_) ++counts_.no_room;
+    return;
+  }
+}
+
+void StateTier::Upload(const PrefixKey& key, bool urgent, Written written) {
+  IoQueue::Work work = [this, key, written]() -> IoQueue::Finish {
+    const absl::StatusOr<int64_t> bytes =
+        UploadFiles(key, [this] { return object_queue_->stopping(); });
+    if (!bytes.ok())
+      LogWarning("store.upload", {{"key", key.Hex()}, {"error", bytes.status().ToString()}});
+    return [this, written, status = bytes.status(), sent = bytes.ok() ? *bytes : 0] {
+      if (!status.ok()) ++counts_.uploads_failed;
+      written(status, sent);
+    };
+  };
+  if (urgent) {
+    object_queue_->PushUrgent(0, std::move(work));
+  } else {
+    object_queue_->Push(0, std::move(work));
+  }
+}
+
+absl::StatusOr<int64_t> StateTier::UploadFiles(const PrefixKey& key, const CancelCheck& cancelled) {
+  const std::vector<DiskStore::File> files = disk_->FilesOf(key);
+  if (files.empty()) return NotFound("the state at %s is not on disk any more", key.Hex());
+  int64_t sent = 0;
+  for (const DiskStore::File& file : files) {
+    if (objects_->Has(file.key)) continue;
+    ASSIGN_OR_RETURN(const std::unique_ptr<ByteReader> bytes, disk_->OpenState(file.key));
+    // A damaged file must not spread.
+    ASSIGN_OR_RETURN(const StateHeader header, ReadStateHeader(*bytes));
+    if (header.key != file.key || header.from != file.state.from) {
+      return NotFound("the state at %s was written anew", file.key.Hex());
+    }
+    RETURN_IF_ERROR(objects_->PutFile(file.state, *bytes, cancelled));
+    sent += bytes->size();
+  }
+  return sent;
+}
+
+// ---- reading -------------------------------------------------------------------------------------
+
+int64_t StateTier::ReadBytes(int64_t blocks, int64_t have) const {
+  const StateLayout& layout = cache_->pools().layout;
+  return layout.snapshot_bytes() + std::max<int64_t>(0, blocks - have) * layout.block_bytes();
+}
+
+StateTier::Deepest StateTier::FindBelow(std::span<const PrefixKey> path) const {
+  Deepest deepest;
+  if (disk_ != nullptr) deepest.match = disk_->Find(path);
+  if (objects_ == nullptr) return deepest;
+  const StoreMatch match = objects_->Find(path);
+  if (match.snapshot > deepest.match.snapshot) deepest = {StoreTier::kObjects, match};
+  return deepest;
+}
+
+StateLoadRef StateTier::Load(std::span<const PrefixKey> path, double tokens_per_second,
+                             absl::Time now) {
+  now_ = std::max(now_, now);
+  const PrefixMatch memory = cache_->Find(path);
+  const Deepest below = FindBelow(path);
+  const int64_t blocks = below.match.snapshot;
+  if (blocks <= memory.snapshot) return nullptr;
+  const double rate_below = rate(below.tier);
+  if (tokens_per_second > 0 && rate_below > 0) {
+    const double queued = static_cast<double>(reading_);
+    const double read =
+        static_cast<double>(ReadBytes(blocks, memory.latents)) * (queued + 1) / rate_below +
+        kSecondsPerRead * static_cast<double>(below.match.files);
+    const double gained =
+        static_cast<double>((blocks - memory.snapshot) * kBlockTokens) / tokens_per_second;
+    if (read > gained) {
+      ++counts_.slower;
+      return nullptr;
+    }
+  }
+  const auto load =
+      BeginRead(path, below.tier, below.match, [this](const absl::Status& status, int64_t) {
+        ++(status.ok()                 ? counts_.hits
+           : absl::IsCancelled(status) ? counts_.cancelled
+                                       : counts_.failed);
+      });
+  if (load.ok()) return *load;
+  ++counts_.busy;
+  return nullptr;
+}
+
+absl::StatusOr<StateLoadRef> StateTier::BeginRead(std::span<const PrefixKey> path, StoreTier tier,
+                                                  const StoreMatch& match, Read read) {
+  const std::span<const PrefixKey> to = path.first(static_cast<size_t>(match.snapshot));
+  if (const auto known = loading_.find(to.back()); known != loading_.end()) {
+    // Somebody waits for the same; one that nobody waits for any more is about to end.
+    if (StateLoadRef load = known->second->load.lock(); load != nullptr && !load->ended_) {
+      known->second->read.push_back(std::move(read));
+      return load;
+    }
+    return Unavailable("the same state was being read and is not wanted any more");
+  }
+  if (reading_ >= options_.loads_max)
+    return ResourceExhausted("%d states are being read", reading_);
+  auto reading = std::make_shared<Reading>();
+  reading->have = std::min(cache_->Find(to).latents, match.snapshot);
+  ASSIGN_OR_RETURN(reading->staged, cache_->Reserve(to));
+  reading->path.assign(to.begin(), to.end());
+  reading->kind = match.kind;
+  reading->tier = tier;
+  reading->read.push_back(std::move(read));
+  const auto load = std::make_shared<StateLoad>();
+  load->deadline_ = now_ + options_.load_max;
+  reading->load = load;
+  reading->cancelled = load->cancelled_;
+  loading_[to.back()] = reading;
+  ++reading_;
+  IoQueue& from = queue(tier);
+  from.PushUrgent(
+      ReadBytes(match.snapshot, reading->have), [this, reading, &from]() -> IoQueue::Finish {
+        const auto begin = std::chrono::steady_clock::now();
+        const CancelCheck cancelled = [&] { return *reading->cancelled || from.stopping(); };
+        const StateTarget target = reading->target(cache_->pools().layout);
+        const absl::StatusOr<int64_t> bytes =
+            cancelled()                         ? absl::StatusOr<int64_t>(Cancelled("nobody waits"))
+            : reading->tier == StoreTier::kDisk ? disk_->Read(target, cancelled)
+                                                : objects_->Read(target, cancelled);
+        return [this, reading, status = bytes.status(), bytes = bytes.ok() ? *bytes : 0,
+                seconds = SecondsSince(begin)] { EndRead(reading, status, bytes, seconds); };
+      });
+  return load;
+}
+
+void StateTier::EndRead(const std::shared_ptr<Reading>& reading, const absl::Status& status,
+                        int64_t bytes, double seconds) {
+  --reading_;
+  loading_.erase(reading->path.back());
+  if (status.ok()) {
+    double& rate = rates_[static_cast<size_t>(reading->tier)];
+    const double measured = static_cast<double>(bytes) / std::max(seconds, 1e-6);
+    rate = rate == 0 ? measured : kRateKept * rate + (1 - kRateKept) * measured;
+    const SnapshotSpec spec = {.blocks = reading->staged.blocks, .kind = reading->kind};
+    cache_->Publish(reading->path, std::move(reading->staged), spec, now_);
+  }
+  if (const StateLoadRef load = reading->load.lock()) load->ended_ = true;
+  for (const Read& read : reading->read) read(status, bytes);
+}
+
+bool StateTier::Ended(const StateLoadRef& load, absl::Time now) {
+  if (!load->ended_ && now >= load->deadline_) {
+    load->ended_ = true;  // for all who wait; what arrives later is kept all the same
+    ++counts_.late;
+  }
+  return load->ended_;
+}
+
+}  // namespace deltamesh

@@ -1,0 +1,187 @@
+// The tiers below a worker's prefix cache: what rests in memory is written to the local disk and from there
+// to an object store, and comes back when a prompt or a session asks for it.
+//
+// The engine's thread never waits here: it hands over counted references to memory and takes results at Poll.
+// One thread does the disk's work, and one the object store's when there is one, so that a server that does
+// not answer keeps nobody from the disk. What waits is bounded in bytes; what finds no room is not written.
+//
+//   memory -> disk           snapshots that rest `write_after` and whose session has not gone on; and, when
+//                            memory is nearly full, those that would go next
+//   disk -> object store     what rests `upload_after` on disk; and, when the disk is nearly full, what
+//                            would go next; a suspended session at once. Without a disk: from memory.
+//   disk, object store -> memory    for a prompt, when that is quicker than computing; for a session
+//
+// Belongs to the thread that owns the engine, like PrefixCache.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "runtime/cache/prefix_cache.h"
+#include "runtime/store/disk_store.h"
+#include "runtime/store/object_states.h"
+#include "services/worker/io_queue.h"
+#include "services/worker/metric_list.h"
+#include "services/worker/session_store.h"
+
+namespace deltamesh {
+
+struct StateTierOptions {
+  absl::Duration write_after = absl::Seconds(30);
+  absl::Duration upload_after = absl::Minutes(10);
+  absl::Duration check_every = absl::Seconds(1);   // for what is due
+  absl::Duration scan_every = absl::Seconds(10);   // for what other processes wrote to the folder
+  absl::Duration list_every = absl::Seconds(60);   // and to the bucket
+  absl::Duration retry_after = absl::Seconds(10);  // a write that failed
+  absl::Duration load_max = absl::Seconds(30);     // then a prompt is computed after all
+  double nearly_full = 0.75;                       // of a bound
+  int64_t writes_at_once = 16;                     // begun by one check
+  int64_t queue_bytes_max = int64_t{4} << 30;      // of writes that wait, per queue
+  int64_t loads_max = 4;                           // states being read at once
+  bool threads = true;  // false: RunIo does the work, for tests in one thread
+};
+
+enum class StoreTier : uint8_t { kDisk, kObjects };
+inline constexpr int kStoreTiers = 2;
+
+// A state on its way into memory for those who hold this; the last to let go cancels it.
+class StateLoad {
+ public:
+  ~StateLoad() { *cancelled_ = true; }
+
+ private:
+  friend class StateTier;
+  std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
+  bool ended_ = false;
+  absl::Time deadline_;
+};
+using StateLoadRef = std::shared_ptr<StateLoad>;
+
+class StateTier final : public SessionStore {
+ public:
+  // `disk` and `objects` may each be null, not both. `cache` is not owned. `notify` is called on another
+  // thread when Poll has something to do; may be null.
+  StateTier(const StateTierOptions& options, PrefixCache* cache, std::unique_ptr<DiskStore> disk,
+            std::unique_ptr<ObjectStates> objects, std::function<void()> notify);
+  ~StateTier() override;
+
+  // Takes what has ended and begins what is due. Often.
+  void Poll(absl::Time now);
+  // Without threads: does all that is queued.
+  void RunIo();
+
+  // ---- prompts ----
+
+  // Begins to read a state for a prompt, when a tier has a deeper one than memory and reading it should be
+  // quicker than computing at `tokens_per_second` (0: not known, then it is). Null: compute.
+  StateLoadRef Load(std::span<const PrefixKey> path, double tokens_per_second, absl::Time now);
+  // What could be read is in the prefix cache now; or it takes too long, which is counted once per load.
+  bool Ended(const StateLoadRef& load, absl::Time now);
+
+  // ---- sessions: session_store.h ----
+
+  void Suspend(uint64_t ticket, std::span<const PrefixKey> path) override;
+  void Load(uint64_t ticket, std::span<const PrefixKey> path) override;
+  void PutRecord(uint64_t ticket, const std::string& name, std::string content) override;
+  void GetRecord(uint64_t ticket, const std::string& name) override;
+  std::vector<SessionStoreDone> TakeDone() override { return std::exchange(done_, {}); }
+  // Not answered.
+  void RemoveRecord(const std::string& name);
+
+  // ---- what others see ----
+
+  // Changes of what is on disk, for those who tell routers.
+  std::vector<StoreChange> TakeChanges();
+  // A snapshot left memory to make room: lost unless a tier has it or is about to.
+  void OnEvicted(const PrefixKey& key);
+  double disk_bytes_per_second() const {
+    return rate(StoreTier::kDisk);
+  }  // read, measured; 0: not known
+  // Nothing is queued or under way.
+  bool idle() const;
+  void AddMetrics(MetricList& list) const;
+  // The same series at zero, for a worker without tiers.
+  static void AddNoMetrics(MetricList& list);
+
+ private:
+  struct Held;
+  struct Reading;
+  struct Counts {
+    uint64_t hits = 0, slower = 0, busy = 0, failed = 0, late = 0,
+             cancelled = 0;  // loads of prompts
+    uint64_t lost = 0;       // snapshots that no tier has
+    uint64_t no_room = 0;    // writes that found the queue full
+    uint64_t uploads_failed = 0;
+  };
+  static void AddSeries(MetricList& list, const Counts& counts,
+                        const std::array<StoreStats, kStoreTiers>& stats,
+                        const std::array<int64_t, kStoreTiers>& queued);
+
+  // What memory is written to.
+  StoreTier first() const { return disk_ != nullptr ? StoreTier::kDisk : StoreTier::kObjects; }
+  bool Stored(const PrefixKey& key) const;  // in first()
+  IoQueue& queue(StoreTier tier) {
+    return *(tier == StoreTier::kDisk ? disk_queue_ : object_queue_);
+  }
+  double rate(StoreTier tier) const { return rates_[static_cast<size_t>(tier)]; }
+  int64_t ReadBytes(int64_t blocks, int64_t have) const;
+
+  // ---- writing ----
+  using Written = std::function<void(const absl::Status& status, int64_t bytes)>;
+  void WriteDue(absl::Time now);
+  // Copies the snapshot at the end of `path` from memory to a tier; false when the queue is full.
+  bool Write(std::vector<PrefixKey> path, StoreTier to, bool urgent, Written written);
+  void UploadDue(absl::Time now);
+  // Copies a state's files from the disk to the object store, parents first.
+  void Upload(const PrefixKey& key, bool urgent, Written written);
+  absl::StatusOr<int64_t> UploadFiles(const PrefixKey& key, const CancelCheck& cancelled);
+
+  // ---- reading ----
+  using Read = std::function<void(const absl::Status& status, int64_t bytes)>;
+  // Null with a reason: nothing deeper, no room.
+  absl::StatusOr<StateLoadRef> BeginRead(std::span<const PrefixKey> path, StoreTier tier,
+                                         const StoreMatch& match, Read read);
+  void EndRead(const std::shared_ptr<Reading>& reading, const absl::Status& status, int64_t bytes,
+               double seconds);
+  struct Deepest {
+    StoreTier tier = StoreTier::kDisk;
+    StoreMatch match;
+  };
+  Deepest FindBelow(std::span<const PrefixKey> path) const;
+  void Resume(uint64_t ticket, std::vector<PrefixKey> path, bool looked);
+
+  void Scan(absl::Time now);
+  void Answer(SessionStoreDone done) { done_.push_back(std::move(done)); }
+
+  const StateTierOptions options_;
+  PrefixCache* const cache_;
+  const std::unique_ptr<DiskStore> disk_;
+  const std::unique_ptr<ObjectStates> objects_;
+  absl::Time now_ = absl::InfinitePast();
+  absl::Time check_at_ = absl::InfinitePast(), scan_at_ = absl::InfinitePast(),
+             list_at_ = absl::InfinitePast();
+  // A tier that failed is left alone for a while.
+  absl::Time write_at_ = absl::InfinitePast(), upload_at_ = absl::InfinitePast();
+  bool scanning_ = false, listing_ = false, uploading_ = false;
+  absl::flat_hash_set<PrefixKey> writing_;
+  absl::flat_hash_map<PrefixKey, std::shared_ptr<Reading>> loading_;
+  int64_t reading_ = 0;
+  std::array<double, kStoreTiers> rates_{};  // bytes per second
+  std::vector<SessionStoreDone> done_;
+  std::vector<StateLoadRef> resuming_;  // keeps them from being cancelled
+  Counts counts_;
+  // Last: their threads use what is above.
+  std::unique_ptr<IoQueue> disk_queue_, object_queue_;
+};
+
+}  // namespace deltamesh
