@@ -36,7 +36,7 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
   app->add_option(
       "--store-dir", f->store_dir,
       "folder, which the processes of a machine may share, for states that rest; bounded in bytes "
-      "by --store-gib; empty: none");
+      "by --store-gib (default: none)");
   auto positive = [app](const char* name, double* value, const char* help) {
     app->add_option(name, *value, help)->check(CLI::PositiveNumber)->capture_default_str();
   };
@@ -45,8 +45,8 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
            "seconds that a state rests in memory until it is written");
   app->add_option("--store-s3", f->store_s3,
                   "http(s)://host:port/bucket/prefix of an S3-compatible object store for states; "
-                  "credentials from "
-                  "AWS_ACCESS_KEY_ID and so on; bounded in bytes by --store-s3-gib; empty: none");
+                  "credentials from AWS_ACCESS_KEY_ID and so on; bounded in bytes by --store-s3-gib "
+                  "(default: none)");
   positive("--store-s3-gib", &f->store_s3_gib, "GiB (2^30 bytes) that the object store may hold");
   positive("--store-s3-after-seconds", &f->store_s3_after_seconds,
            "seconds that a state rests in the folder until it is sent to the object store");

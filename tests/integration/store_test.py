@@ -82,7 +82,8 @@ class StoreTest(unittest.TestCase):
         python = os.path.join(os.environ["DELTAMESH_VENV"], "bin", "python")
         self.assertTrue(os.path.exists(python), "no S3 server: run `./dev test` once, which installs it")
         out = os.path.join(self.folder, "s3")
-        server = subprocess.Popen([python, "-B", os.environ["DELTAMESH_S3_SERVER"], out], stdin=subprocess.PIPE)
+        server = subprocess.Popen([python, "-B", os.environ["DELTAMESH_S3_SERVER"], out],
+                                  stdin=subprocess.PIPE)
         self.addCleanup(server.stdin.close)
         self.addCleanup(server.wait)
         self.addCleanup(server.kill)
