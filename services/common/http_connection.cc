@@ -37,6 +37,26 @@ struct Terms {
   bool chunks() const { return version >= 11; }
 };
 
+// The part of a body that has arrived, counted among those of all connections.
+class ArrivedBytes {
+ public:
+  explicit ArrivedBytes(HttpShared* shared) : shared_(shared) {}
+  ~ArrivedBytes() { shared_->reading_bytes -= bytes_; }
+  ArrivedBytes(const ArrivedBytes&) = delete;
+  ArrivedBytes& operator=(const ArrivedBytes&) = delete;
+
+  // False when all of them together are more than the bound.
+  bool Grow(size_t bytes) {
+    const int64_t more = static_cast<int64_t>(bytes) - bytes_;
+    bytes_ += more;
+    return (shared_->reading_bytes += more) <= shared_->options.reading_bytes_max;
+  }
+
+ private:
+  HttpShared* const shared_;
+  int64_t bytes_ = 0;
+};
+
 // Everything runs on its strand.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
@@ -56,6 +76,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   enum class ReadResult { kBytes, kEnd, kLost };
 
   net::awaitable<bool> ReadRequest(Parser* parser);
+  // An HTTP status to refuse with, 0 when the body is whole or `error` says what went wrong.
+  net::awaitable<int> ReadBody(Parser* parser, Error* error);
   net::awaitable<bool> Serve(HttpMessage message);
   net::awaitable<bool> Answer(HttpRequest request, Terms terms);
   net::awaitable<bool> Relay(HttpExchange* exchange, Terms terms);
@@ -163,11 +185,16 @@ net::awaitable<bool> Connection::ReadRequest(Parser* parser) {
     if (!written) co_return false;
     Arm(options.read_max);
   }
-  if (!error) {
-    auto [body_error, body_bytes] = co_await http::async_read(socket_, buffer_, *parser, kAwait);
-    error = body_error;
-  }
+  int refused = 0;
+  if (!error) refused = co_await ReadBody(parser, &error);
   Disarm();
+  if (refused != 0) {
+    co_await Refuse(refused,
+                    absl::StrFormat("%d bytes of requests are arriving, the bound; retry later",
+                                    options.reading_bytes_max),
+                    std::string(parser->get().target()));
+    co_return false;
+  }
   if (!error) co_return true;
   std::optional<HttpRefusal> refusal = RefusalOfReadError(error, options);
   if (timed_out_) {
@@ -178,6 +205,16 @@ net::awaitable<bool> Connection::ReadRequest(Parser* parser) {
     co_await Refuse(refusal->status, std::move(refusal->why), std::string(parser->get().target()));
   }
   co_return false;
+}
+
+net::awaitable<int> Connection::ReadBody(Parser* parser, Error* error) {
+  ArrivedBytes arrived(shared_.get());
+  while (!*error && !parser->is_done()) {
+    auto [read_error, bytes] = co_await http::async_read_some(socket_, buffer_, *parser, kAwait);
+    *error = read_error;
+    if (!arrived.Grow(parser->get().body().size())) co_return 503;
+  }
+  co_return 0;
 }
 
 // True when the connection can take another request.

@@ -27,7 +27,8 @@ struct HttpShared {
   HttpHandler* handler = nullptr;  // likewise
   std::shared_ptr<HttpLoopLife> life = std::make_shared<HttpLoopLife>();
   std::atomic<int64_t> connections{0};
-  std::atomic<bool> draining{false};  // answers end their connection from now on
+  std::atomic<int64_t> reading_bytes{0};  // of bodies that have not wholly arrived
+  std::atomic<bool> draining{false};      // answers end their connection from now on
 
   std::mutex mu;
   std::set<std::shared_ptr<HttpExchange>> open;  // answers in progress; under mu

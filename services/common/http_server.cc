@@ -1,6 +1,7 @@
 // The listening side; a connection is http_connection.h, bytes and their meaning http_wire.h.
 #include "services/common/http_server.h"
 
+#include <algorithm>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -35,6 +36,8 @@ class Server final : public HttpServer {
   Server(HttpOptions options, HttpHandler* handler)
       : shared_(std::make_shared<HttpShared>()), accept_strand_(net::make_strand(io_)) {
     shared_->options = std::move(options);
+    HttpOptions& o = shared_->options;
+    o.reading_bytes_max = std::max(o.reading_bytes_max, o.body_bytes_max);  // one may always arrive
     shared_->handler = handler;
   }
 

@@ -83,7 +83,9 @@ struct HttpOptions {
   int64_t connections_max = 4096;
   int64_t header_bytes_max = 32 << 10;
   int64_t body_bytes_max = 32 << 20;
-  int64_t unread_bytes_max = 4 << 20;            // chunks a slow client may leave queued
+  int64_t reading_bytes_max =
+      512 << 20;                       // of bodies that have not wholly arrived, of all connections
+  int64_t unread_bytes_max = 4 << 20;  // chunks a slow client may leave queued
   absl::Duration read_max = absl::Seconds(30);   // a request must arrive whole within
   absl::Duration idle_max = absl::Seconds(120);  // a kept-alive connection may rest for
   absl::Duration write_max = absl::Seconds(30);  // one write must make progress within

@@ -159,6 +159,7 @@ class RouterProcess {
         {"http_threads", std::to_string(flags_.http_options.threads)},
         {"http_connections_max", std::to_string(flags_.http_options.connections_max)},
         {"http_body_bytes_max", std::to_string(flags_.http_options.body_bytes_max)},
+        {"http_reading_bytes_max", std::to_string(flags_.http_options.reading_bytes_max)},
         {"http_header_bytes_max", std::to_string(flags_.http_options.header_bytes_max)},
         {"http_unread_bytes_max", std::to_string(flags_.http_options.unread_bytes_max)},
         {"http_read_max", absl::FormatDuration(flags_.http_options.read_max)},

@@ -399,6 +399,33 @@ TEST_F(HttpServerTest, ConnectionsOverTheBoundAreTurnedAway) {
   EXPECT_EQ(c.ReadResponse().status, 503);
 }
 
+TEST_F(HttpServerTest, BodiesThatArriveAreBoundedTogether) {
+  HttpOptions options;
+  options.body_bytes_max = 1 << 20;
+  options.reading_bytes_max = (3 << 19) - 2;  // not quite one and a half
+  Start(options);
+  const std::string body(1 << 20, 'a'), post = RawHttp::Post("/echo", body);
+  const std::string chunked =
+      "POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n80000\r\n" +
+      std::string(0x80000, 'b') + "\r\n1\r\nb\r\n0\r\n\r\n";
+  // Whoever comes last is turned away: the second, once the first has arrived but for its last byte.
+  std::unique_ptr<RawHttp> first;
+  int status = 0;
+  for (int wait_ms = 100; status != 503 && wait_ms < 2000; wait_ms *= 2) {
+    first = std::make_unique<RawHttp>(server->port());
+    ASSERT_TRUE(first->Send(std::string_view(post).substr(0, post.size() - 1)));
+    absl::SleepFor(absl::Milliseconds(wait_ms));
+    status = Ask(post).status;
+  }
+  ASSERT_EQ(status, 503);
+  EXPECT_EQ(Ask(RawHttp::Post("/echo", "small")).status, 200);
+  EXPECT_EQ(Ask(chunked).status, 503);
+  first->Send("a");
+  EXPECT_EQ(first->ReadResponse().body.size(), body.size() + 5);
+  EXPECT_EQ(Ask(post).status, 200);  // what was refused does not count any more
+  EXPECT_EQ(Ask(chunked).status, 200);
+}
+
 TEST_F(HttpServerTest, ManyStreamsAtOnce) {
   Start();
   std::atomic<int> good{0};
