@@ -45,7 +45,8 @@ PrefixCache::PrefixCache(const PrefixCacheOptions& options, const StatePools& po
     : options_(options),
       pools_(pools),
       snapshots_(std::move(snapshots)),
-      tree_(TreeOptions(options, pools.layout)) {
+      tree_(TreeOptions(options, pools.layout)),
+      planner_(options.plan, options.learning) {
   pools_.blocks->SetReclaim([this] { return GiveBack(); }, [this] { return ReclaimableBlocks(); });
 }
 
@@ -82,8 +83,8 @@ std::vector<SlotRef> PrefixCache::Latents(std::span<const PrefixKey> path) const
 }
 
 std::vector<CutPoint> PrefixCache::Plan(std::span<const PrefixKey> path, const PrefixMatch& match,
-                                        std::span<const int64_t> breakpoints) const {
-  return PlanCuts(tree_, path, match, breakpoints, options_.plan);
+                                        std::span<const int64_t> breakpoints) {
+  return planner_.Plan(tree_, path, match, breakpoints);
 }
 
 absl::StatusOr<SlotRef> PrefixCache::TakeSnapshot() {

@@ -19,7 +19,7 @@
 #include "absl/time/time.h"
 #include "runtime/cache/sequence_state.h"
 #include "runtime/prefix/prefix_tree.h"
-#include "runtime/prefix/snapshot_plan.h"
+#include "runtime/prefix/snapshot_planner.h"
 
 namespace deltamesh {
 
@@ -27,6 +27,7 @@ struct PrefixCacheOptions {
   int64_t bytes_max = 0;  // snapshots, and latents that are held here; 0: no cache
   int64_t tails_kept = 2;
   SnapshotPlanOptions plan;
+  GridLearning learning = {};
 };
 
 struct PrefixCacheStats {
@@ -62,8 +63,9 @@ class PrefixCache {
                                                          absl::Time now);
   // Handles of the leading blocks whose latents are here, with or without a snapshot.
   std::vector<SlotRef> Latents(std::span<const PrefixKey> path) const;
+  // Once for each prompt: what it finds is learned from.
   std::vector<CutPoint> Plan(std::span<const PrefixKey> path, const PrefixMatch& match,
-                             std::span<const int64_t> breakpoints) const;
+                             std::span<const int64_t> breakpoints);
 
   // Copies what a snapshot holds of `state`, which stands at a block boundary above 0. RESOURCE_EXHAUSTED
   // when there is no room, whatever is dropped.
@@ -110,6 +112,7 @@ class PrefixCache {
   const StatePools pools_;
   const std::shared_ptr<FixedPool> snapshots_;
   PrefixTree tree_;
+  SnapshotPlanner planner_;
   absl::flat_hash_map<uint64_t, SlotRef> held_latents_, held_snapshots_;  // by slot
   std::vector<PrefixChange> untold_;
   const std::shared_ptr<const int> speculative_ = std::make_shared<const int>(0);

@@ -8,6 +8,9 @@
 namespace deltamesh {
 namespace {
 
+constexpr double kLeastReuse = 0.002;
+constexpr double kFar = 1.5;  // times, up or down
+
 bool IsTailOrEnd(SnapshotKind kind) {
   return kind == SnapshotKind::kPromptTail || kind == SnapshotKind::kAnswerEnd;
 }
@@ -34,8 +37,9 @@ PrefixTree::PrefixTree(const PrefixTreeOptions& options) : options_(options) {
   CHECK(options.bytes_max >= 0 && options.block_bytes >= 0 && options.snapshot_bytes >= 0,
         "bytes_max %d, block %d, snapshot %d", options.bytes_max, options.block_bytes,
         options.snapshot_bytes);
-  CHECK(options.tails_kept >= 1 && options.ends_kept >= 1 && options.passed > 0, "kept %d and %d",
-        options.tails_kept, options.ends_kept);
+  CHECK(options.tails_kept >= 1 && options.ends_kept >= 1 && options.left_kept >= 1 &&
+            options.passed > 0,
+        "kept %d, %d and %d", options.tails_kept, options.ends_kept, options.left_kept);
   CHECK(options.reuse_decay > absl::ZeroDuration());
 }
 
@@ -46,23 +50,55 @@ PrefixTree::Index PrefixTree::NodeOf(const PrefixKey& key) const {
   return found == by_key_.end() ? kNone : found->second;
 }
 
-PrefixMatch PrefixTree::Find(std::span<const PrefixKey> path) const {
-  PrefixMatch match;
-  for (const PrefixKey& key : path) {
-    const Index node = NodeOf(key);
-    if (node == kNone) break;
-    ++match.latents;
-    if (nodes_[static_cast<size_t>(node)].snapshot != kNone) match.snapshot = match.latents;
+// The deepest node of the path. A key names everything before it, so with a key all earlier ones are there
+// and halving finds the last.
+PrefixTree::Index PrefixTree::Deepest(std::span<const PrefixKey> path) const {
+  size_t here = 0, gone = path.size() + 1;  // counts of blocks
+  Index deepest = kNone;
+  while (here + 1 < gone) {
+    const size_t middle = here + (gone - here) / 2;
+    const Index node = NodeOf(path[middle - 1]);
+    if (node == kNone) {
+      gone = middle;
+    } else {
+      here = middle;
+      deepest = node;
+    }
   }
-  return match;
+  return deepest;
+}
+
+// The nearest snapshot at a node or above it.
+PrefixTree::Index PrefixTree::SnapshotAt(Index node) const {
+  if (node == kNone) return kNone;
+  const Index snapshot = nodes_[static_cast<size_t>(node)].snapshot;
+  return snapshot != kNone ? snapshot : SnapshotAbove(node);
+}
+
+PrefixMatch PrefixTree::Find(std::span<const PrefixKey> path) const {
+  const Index node = Deepest(path);
+  if (node == kNone) return {};
+  const Index snapshot = SnapshotAt(node);
+  return {.latents = nodes_[static_cast<size_t>(node)].blocks,
+          .snapshot = snapshot == kNone ? 0 : BlocksOf(snapshot)};
+}
+
+int64_t PrefixTree::LastingSnapshot(const PrefixKey& key) const {
+  Index snapshot = SnapshotAt(NodeOf(key));
+  while (snapshot != kNone &&
+         snapshots_[static_cast<size_t>(snapshot)].kind == SnapshotKind::kGrid) {
+    snapshot = SnapshotAbove(snapshots_[static_cast<size_t>(snapshot)].node);
+  }
+  return snapshot == kNone ? 0 : BlocksOf(snapshot);
 }
 
 std::vector<uint64_t> PrefixTree::BlockIds(std::span<const PrefixKey> path, int64_t count) const {
-  std::vector<uint64_t> ids;
-  for (const PrefixKey& key : path.first(static_cast<size_t>(count))) {
-    const Index node = NodeOf(key);
-    CHECK(node != kNone, "block %d of %d is not here", ids.size(), count);
-    ids.push_back(nodes_[static_cast<size_t>(node)].id);
+  std::vector<uint64_t> ids(static_cast<size_t>(count));
+  if (count == 0) return ids;
+  Index node = NodeOf(path[static_cast<size_t>(count - 1)]);
+  CHECK(node != kNone, "block %d is not here", count);
+  for (size_t i = ids.size(); i-- > 0; node = nodes_[static_cast<size_t>(node)].parent) {
+    ids[i] = nodes_[static_cast<size_t>(node)].id;
   }
   return ids;
 }
@@ -193,6 +229,7 @@ void PrefixTree::AddSnapshot(Index node, uint64_t id, const SnapshotSpec& spec, 
   Snapshot& s = snapshots_[static_cast<size_t>(index)];
   s.order = Order(s);
   order_.emplace(s.order, index);
+  if (s.session != 0 && IsTailOrEnd(s.kind)) sessions_[s.session].held.push_back(index);
 }
 
 // Also drops the latents that nothing else needs, leaf first.
@@ -203,8 +240,13 @@ void PrefixTree::DropSnapshot(Index index, bool evicted) {
   changes_.push_back({PrefixChange::kSnapshotDropped, node.key, node.blocks, s.id, evicted});
   node.snapshot = kNone;
   order_.erase({s.order, index});
+  if (!s.visited) CountOutcome(s);
   s.node = kNone;
   free_snapshots_.push_back(index);
+  if (const auto session = sessions_.find(s.session); session != sessions_.end()) {
+    std::erase(session->second.held, index);
+    if (session->second.held.empty()) sessions_.erase(session);
+  }
   --stats_.snapshots;
   while (at != kNone) {
     const Node& leaf = nodes_[static_cast<size_t>(at)];
@@ -232,7 +274,12 @@ void PrefixTree::Touch(const PrefixKey& key, absl::Time now) {
   CHECK(node != kNone && nodes_[static_cast<size_t>(node)].snapshot != kNone, "no snapshot at %s",
         key.Hex());
   const Index snapshot = nodes_[static_cast<size_t>(node)].snapshot;
-  snapshots_[static_cast<size_t>(snapshot)].used = now;
+  Snapshot& s = snapshots_[static_cast<size_t>(snapshot)];
+  s.used = now;
+  if (!std::exchange(s.visited, true)) CountOutcome(s);
+  if (const auto session = sessions_.find(s.session); session != sessions_.end()) {
+    s.turn = session->second.turn;
+  }
   Reorder(snapshot);
 }
 
@@ -246,11 +293,10 @@ bool PrefixTree::Insert(std::span<const PrefixKey> path, std::span<const uint64_
   if (spec.blocks * options_.block_bytes + options_.snapshot_bytes > options_.bytes_max) {
     return false;
   }
-  Index at = kNone;
-  for (int64_t i = 0; i < spec.blocks; ++i) {
-    const PrefixKey& key = path[static_cast<size_t>(i)];
-    const Index known = NodeOf(key);
-    at = known != kNone ? known : AddNode(key, at, block_ids[static_cast<size_t>(i)]);
+  Index at = Deepest(path.first(static_cast<size_t>(spec.blocks)));
+  for (size_t i = at == kNone ? 0 : static_cast<size_t>(nodes_[static_cast<size_t>(at)].blocks);
+       i < static_cast<size_t>(spec.blocks); ++i) {
+    at = AddNode(path[i], at, block_ids[i]);
   }
   if (const Index known = nodes_[static_cast<size_t>(at)].snapshot; known != kNone) {
     Renew(known, spec, now);
@@ -258,6 +304,8 @@ bool PrefixTree::Insert(std::span<const PrefixKey> path, std::span<const uint64_
     AddSnapshot(at, snapshot_id, spec, now);
   }
   Supersede(nodes_[static_cast<size_t>(at)].snapshot);
+  TakeTurn(nodes_[static_cast<size_t>(at)].snapshot);
+  if (bytes() > options_.bytes_max) OrderAll();
   while (bytes() > options_.bytes_max) CHECK(EvictOneBut(at), "nothing left to evict");
   return true;
 }
@@ -289,26 +337,77 @@ void PrefixTree::Supersede(Index newest) {
   DropBeyond(ends, options_.ends_kept);
 }
 
+// Those of the session that it has left behind.
+void PrefixTree::TakeTurn(Index newest) {
+  Snapshot& s = snapshots_[static_cast<size_t>(newest)];
+  const auto found = sessions_.find(s.session);
+  if (found == sessions_.end() || !IsTailOrEnd(s.kind)) return;
+  s.turn = ++found->second.turn;
+  const std::vector<Index> held = found->second.held;
+  for (const Index i : held) {
+    const Snapshot& old = snapshots_[static_cast<size_t>(i)];
+    const bool left = s.turn - old.turn > static_cast<uint64_t>(options_.left_kept);
+    if (left && IsTailOrEnd(old.kind)) Replace(i);
+  }
+}
+
 void PrefixTree::DropBeyond(const std::vector<Index>& newest_first, int64_t kept) {
-  for (size_t i = static_cast<size_t>(kept); i < newest_first.size(); ++i) {
-    Snapshot& old = snapshots_[static_cast<size_t>(newest_first[i])];
-    if (nodes_[static_cast<size_t>(old.node)].children > 1) {
-      old.kind = SnapshotKind::kJunction;
-      Reorder(newest_first[i]);
-      continue;
-    }
-    ++stats_.superseded;
-    DropSnapshot(newest_first[i], false);
+  for (size_t i = static_cast<size_t>(kept); i < newest_first.size(); ++i) Replace(newest_first[i]);
+}
+
+// Where prompts parted, a tail or an end stays as what it has become.
+void PrefixTree::Replace(Index index) {
+  Snapshot& old = snapshots_[static_cast<size_t>(index)];
+  if (nodes_[static_cast<size_t>(old.node)].children > 1) {
+    old.kind = SnapshotKind::kJunction;
+    return Reorder(index);
+  }
+  ++stats_.superseded;
+  DropSnapshot(index, false);
+}
+
+void PrefixTree::CountOutcome(const Snapshot& s) {
+  if (options_.reuse_evidence <= 0) return;
+  Outcomes& o = outcomes_[static_cast<size_t>(s.kind)];
+  const double keep = 1 - 1 / options_.reuse_memory;
+  o.ended = o.ended * keep + 1;
+  o.visited = o.visited * keep + (s.visited ? 1 : 0);
+}
+
+double PrefixTree::Probability(SnapshotKind kind) const {
+  const Outcomes& o = outcomes_[static_cast<size_t>(kind)];
+  const double prior = options_.reuse[static_cast<size_t>(kind)];
+  if (options_.reuse_evidence <= 0) return prior;
+  return std::max(kLeastReuse, (o.visited + prior * options_.reuse_evidence) /
+                                   (o.ended + options_.reuse_evidence));
+}
+
+// Once a probability has moved far from the one that the order was made with.
+void PrefixTree::OrderAll() {
+  bool moved = false;
+  for (int kind = 0; kind < kSnapshotKinds; ++kind) {
+    Outcomes& o = outcomes_[static_cast<size_t>(kind)];
+    const double now = Probability(static_cast<SnapshotKind>(kind));
+    const double then = o.ordered_by > 0 ? o.ordered_by : options_.reuse[static_cast<size_t>(kind)];
+    moved |= now > then * kFar || now * kFar < then;
+  }
+  if (!moved) return;
+  for (int kind = 0; kind < kSnapshotKinds; ++kind) {
+    outcomes_[static_cast<size_t>(kind)].ordered_by = Probability(static_cast<SnapshotKind>(kind));
+  }
+  order_.clear();
+  for (size_t i = 0; i < snapshots_.size(); ++i) {
+    Snapshot& s = snapshots_[i];
+    if (s.node == kNone) continue;
+    s.order = Order(s);
+    order_.emplace(s.order, static_cast<Index>(i));
   }
 }
 
 double PrefixTree::Order(const Snapshot& s) const {
   const Node& node = nodes_[static_cast<size_t>(s.node)];
   const Index above = SnapshotAbove(s.node);
-  const int64_t start =
-      above == kNone
-          ? 0
-          : nodes_[static_cast<size_t>(snapshots_[static_cast<size_t>(above)].node)].blocks;
+  const int64_t start = above == kNone ? 0 : BlocksOf(above);
   int64_t freed_blocks = 0;  // latents that would go with it
   if (node.children == 0) {
     Index at = s.node;
@@ -320,7 +419,7 @@ double PrefixTree::Order(const Snapshot& s) const {
   }
   const bool parted = node.children > 1 && IsTailOrEnd(s.kind);
   const SnapshotKind kind = parted ? SnapshotKind::kJunction : s.kind;
-  double reuse = options_.reuse[static_cast<size_t>(kind)] * s.reuse;
+  double reuse = Probability(kind) * s.reuse;
   if (node.children == 1 && IsTailOrEnd(kind)) reuse *= options_.passed;
   const double freed = static_cast<double>(options_.snapshot_bytes) +
                        static_cast<double>(freed_blocks * options_.block_bytes);
@@ -368,6 +467,7 @@ void PrefixTree::Drop(const PrefixKey& key) {
 void PrefixTree::Clear() {
   while (EvictOne()) {
   }
+  outcomes_ = {};
 }
 
 // ---- checks --------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@
 // Not thread-safe. Time comes in with the calls and must not go back.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <set>
@@ -52,9 +53,15 @@ struct PrefixTreeOptions {
   int64_t snapshot_bytes = 0;
   int64_t tails_kept = 2;  // of a session along one path, at least 1
   int64_t ends_kept = 1;   // the same for ends of answers
+  // A session's tails and ends that it left for other paths go once it took this many elsewhere without
+  // coming back: it was compacted, while agents that share its name come back in turns.
+  int64_t left_kept = 16;
   absl::Duration reuse_decay = absl::Minutes(30);
-  // Probability of another visit of a fresh snapshot, by kind; only ratios matter.
+  // Probability of a visit of a fresh snapshot, by kind, before the traffic has shown it; only ratios matter.
   double reuse[kSnapshotKinds] = {0.05, 0.5, 0.9, 0.5, 1.0};
+  // As many snapshots of a kind that were visited or dropped without a visit weigh as much as that; those
+  // beyond `reuse_memory` of them are forgotten. 0 evidence: nothing is learned.
+  double reuse_evidence = 64, reuse_memory = 1024;
   // What is left of it once the session went on beyond a tail or an end.
   double passed = 0.05;
 };
@@ -101,6 +108,8 @@ class PrefixTree {
   std::vector<uint64_t> BlockIds(std::span<const PrefixKey> path, int64_t count) const;
   uint64_t SnapshotId(const PrefixKey& key) const;
   bool HasSnapshot(const PrefixKey& key) const;
+  // Where the deepest snapshot at or above `key` stands that is not of the grid; 0: none.
+  int64_t LastingSnapshot(const PrefixKey& key) const;
   // True when prompts are known that go on from here.
   bool HasChildren(const PrefixKey& key) const;
 
@@ -159,14 +168,30 @@ class PrefixTree {
   struct Snapshot {
     Index node = kNone;  // kNone: free
     SnapshotKind kind{};
+    bool visited = false;
     double reuse = 1;
     absl::Time used;
     uint64_t session = 0;
+    uint64_t turn = 0;  // of the session, when it was used last
     uint64_t id = 0;
     double order = 0;  // its place in order_
   };
+  // What became of the snapshots of a kind.
+  struct Outcomes {
+    double visited = 0, ended = 0;  // of `ended`, those that were visited; older ones fade
+    double ordered_by = 0;          // the probability that the order was made with
+  };
+  struct Session {
+    uint64_t turn = 0;        // tails and ends it took so far
+    std::vector<Index> held;  // of them, those that are there; some may be junctions by now
+  };
 
   Index NodeOf(const PrefixKey& key) const;
+  Index Deepest(std::span<const PrefixKey> path) const;
+  Index SnapshotAt(Index node) const;
+  int64_t BlocksOf(Index snapshot) const {
+    return nodes_[static_cast<size_t>(snapshots_[static_cast<size_t>(snapshot)].node)].blocks;
+  }
   Index AddNode(const PrefixKey& key, Index parent, uint64_t id);
   void DropNode(Index node);
   void AddSnapshot(Index node, uint64_t id, const SnapshotSpec& spec, absl::Time now);
@@ -174,8 +199,13 @@ class PrefixTree {
   SnapshotView ViewOf(const Snapshot& s) const;
   void Renew(Index snapshot, const SnapshotSpec& spec, absl::Time now);
   void Supersede(Index newest);
+  void TakeTurn(Index newest);
+  void Replace(Index old);
   void DropBeyond(const std::vector<Index>& newest_first, int64_t kept);
   Index SnapshotAbove(Index node) const;
+  void CountOutcome(const Snapshot& s);
+  double Probability(SnapshotKind kind) const;
+  void OrderAll();
   double Order(const Snapshot& s) const;
   void Reorder(Index snapshot);
   bool EvictOneBut(Index protect);
@@ -186,7 +216,9 @@ class PrefixTree {
   std::vector<Index> free_nodes_;
   std::vector<Snapshot> snapshots_;
   std::vector<Index> free_snapshots_;
+  absl::flat_hash_map<uint64_t, Session> sessions_;  // named ones that have tails or ends here
   std::set<std::pair<double, Index>> order_;
+  std::array<Outcomes, kSnapshotKinds> outcomes_;
   std::vector<PrefixChange> changes_;
   PrefixTreeStats stats_;
 };
