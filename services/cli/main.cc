@@ -26,6 +26,7 @@
 #include "services/cli/plan.h"
 #include "services/cli/quality.h"
 #include "services/cli/serve.h"
+#include "services/cli/simulate.h"
 #include "services/common/flags.h"
 #include "services/common/process.h"
 #include "services/decode/decode_server.h"
@@ -123,6 +124,16 @@ void AddPlan(CLI::App& app, Command& command) {
   AddPlanFlags(plan, options.get());
   plan->callback(
       [=, &command] { command = [=] { return ExitCode(RunPlan(*options, std::cout)); }; });
+}
+
+void AddSimulate(CLI::App& app, Command& command) {
+  auto* simulate =
+      app.add_subcommand("simulate", "the mesh's own policies under traffic, in virtual time");
+  auto options = std::make_shared<SimulateOptions>();
+  AddSimulateFlags(simulate, options.get());
+  simulate->callback([=, &command] {
+    command = [=] { return ExitCode(RunSimulate(*options, std::cout, std::cerr)); };
+  });
 }
 
 void AddBench(CLI::App& app, Command& command) {
@@ -240,6 +251,7 @@ int Main(int argc, char** argv) {
   AddLogits(app, command);
   AddPack(app, command);
   AddPlan(app, command);
+  AddSimulate(app, command);
   AddBench(app, command);
   AddBenchPeer(app, command);
   AddBenchMesh(app, command);

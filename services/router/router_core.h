@@ -54,6 +54,9 @@ struct ClientRequest {
   std::vector<TokenId> stop_token_ids;
   absl::Time deadline = absl::InfiniteFuture();
   mesh::CacheHints cache;  // passed on to workers
+  // Names of the prompt's blocks before its last token (PrefixKey::index), where they are known already;
+  // empty: the router names them.
+  std::vector<uint64_t> prefix_keys;
 };
 
 struct TokenUsage {

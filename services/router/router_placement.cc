@@ -129,6 +129,10 @@ bool RouterCore::Impl::FitsAStep(const Choice& choice) const {
 
 void RouterCore::Impl::NamePrefixes(RouterRequest& r) const {
   if (prefixes.empty() || r.spec.cache.off() || !r.keys.empty()) return;
+  if (!r.spec.prefix_keys.empty()) {
+    r.keys = r.spec.prefix_keys;
+    return;
+  }
   const auto identity = members.identity();
   if (!identity) return;
   PrefixChain chain(PrefixModel(identity->digest(), identity->state_layout()), r.spec.cache.salt());

@@ -36,6 +36,9 @@ MAY = {
     "services/decode": ["services/common", "services/worker", "runtime", "proto", "proto-grpc"],
     "services/expert": ["services/common", "services/worker", "runtime", "proto", "proto-grpc"],
     "services/plan": ["services/common", "runtime"],
+    # The roles' own decisions, put together with virtual workers and time.
+    "services/simulate": ["services/common", "services/plan", "services/router", "services/worker", "runtime",
+                          "proto"],
     # The command line composes roles; nothing includes it.
     "services/cli": ["services", "runtime", "kernels", "proto", "proto-grpc"],
 }

@@ -1,0 +1,83 @@
+#include "services/cli/simulate.h"
+
+#include <chrono>
+
+#include "CLI/CLI.hpp"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+
+void AddSimulateFlags(CLI::App* app, SimulateOptions* o) {
+  SimulationOptions& s = o->simulation;
+  app->add_option("--model", s.config,
+                  "a config.json or its folder; Kimi K3 when nothing is named");
+  app->add_option("--latents", o->latents, "type of latents: f32, bf16 or fp8")
+      ->capture_default_str();
+  app->add_option("--state", o->state, "type of recurrent states: f32, bf16 or fp8")
+      ->capture_default_str();
+  app->add_option("--conv", o->conv, "type of convolution inputs: f32, bf16 or fp8")
+      ->capture_default_str();
+  app->add_option("--traffic", s.traffic,
+                  "agents, documents, or a file of JSON lines in Mooncake's format")
+      ->capture_default_str();
+  app->add_option("--seed", s.seed, "of the traffic; the same one gives the same report")
+      ->capture_default_str();
+  app->add_option("--sessions", s.sessions, "sessions of agents")->capture_default_str();
+  app->add_option("--requests", s.requests, "requests about documents")->capture_default_str();
+  app->add_option("--hours", s.hours, "over which sessions begin or requests come")
+      ->capture_default_str();
+  app->add_option("--policy", s.policies,
+                  "bound, ours, two-tails, tail, tail+junction, tail+junction+end, grid:TOKENS; "
+                  "default: those of the measured table")
+      ->delimiter(',');
+  app->add_option("--cache", o->cache_gb, "GB (10^9 bytes) of a worker's prefix cache; 0: no bound")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_option("--prefill-workers", s.prefill_workers,
+                  "prefill workers; none of both kinds: one cache, no queue")
+      ->capture_default_str();
+  app->add_option("--decode-workers", s.decode_workers, "decode workers")->capture_default_str();
+  app->add_option("--sequences", s.slabs, "sequences at once on a worker")->capture_default_str();
+  app->add_option("--prompt-rate", s.rates.prompt_tokens_per_second,
+                  "prompt tokens per second of a worker")
+      ->capture_default_str();
+  app->add_option("--step-ms", o->step_ms, "milliseconds of every step, whatever is in it")
+      ->capture_default_str();
+  app->add_option("--token-ms", o->token_ms,
+                  "milliseconds of a step for each sequence that decodes in it")
+      ->capture_default_str();
+  app->add_option("--link", o->link_gb, "GB per second between workers")->capture_default_str();
+  app->add_flag("--json", o->json, "one JSON document instead of tables");
+}
+
+absl::Status RunSimulate(const SimulateOptions& o, std::ostream& out, std::ostream& log) {
+  SimulationOptions s = o.simulation;
+  ASSIGN_OR_RETURN(s.widths.latent, BytesOfType("latents", o.latents));
+  ASSIGN_OR_RETURN(s.widths.state, BytesOfType("state", o.state));
+  ASSIGN_OR_RETURN(s.widths.conv, BytesOfType("conv", o.conv));
+  s.cache_bytes = o.cache_gb * 1e9;
+  s.link_bytes_per_second = o.link_gb * 1e9;
+  s.rates.step_seconds = o.step_ms / 1e3;
+  s.rates.token_seconds = o.token_ms / 1e3;
+  InitLog("simulate", LogLevel::kError);  // a router tells of every request
+  auto before = std::chrono::steady_clock::now();
+  ASSIGN_OR_RETURN(const nlohmann::ordered_json document,
+                   Simulate(s, [&](const std::string& policy, int64_t requests) {
+                     const auto now = std::chrono::steady_clock::now();
+                     const double seconds = std::chrono::duration<double>(now - before).count();
+                     before = now;
+                     log << absl::StrFormat("%s: %d requests in %.1f s, %.0f a second\n", policy,
+                                            requests, seconds,
+                                            static_cast<double>(requests) / seconds)
+                         << std::flush;
+                   }));
+  if (o.json) {
+    out << document.dump(1) << "\n";
+  } else {
+    PrintSimulation(document, out);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace deltamesh

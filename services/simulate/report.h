@@ -1,0 +1,25 @@
+// What `deltamesh simulate` says: one document, and the same as a table. Holds nothing of the machine it ran
+// on, so that the same run gives the same bytes.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <ostream>
+#include <string>
+
+#include "services/simulate/cache_run.h"
+#include "services/simulate/mesh_run.h"
+
+namespace deltamesh {
+
+// Numbers without units in their names are counts; shares are of 1.
+nlohmann::ordered_json CacheRow(const std::string& policy, const CacheRunResult& result,
+                                const std::optional<CacheRunResult>& bound);
+void PrintCacheRows(const nlohmann::ordered_json& rows, std::ostream& out);
+
+// `bound_hit_rate`: of one cache as large as all of them, with states for free.
+nlohmann::ordered_json MeshRow(const std::string& policy, const MeshRunResult& result,
+                               std::optional<double> bound_hit_rate);
+void PrintMeshRows(const nlohmann::ordered_json& rows, std::ostream& out);
+
+}  // namespace deltamesh

@@ -1,0 +1,42 @@
+// What `deltamesh simulate` runs: one traffic, as often as there are policies, each time from its seed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "services/plan/sizes.h"
+#include "services/simulate/mesh_run.h"
+#include "services/simulate/traffic.h"
+
+namespace deltamesh {
+
+struct SimulationOptions {
+  std::string config;  // of the model; empty: Kimi K3
+  CacheWidths widths = {.latent = 2, .state = 4, .conv = 2};
+  std::string traffic = "agents";  // "agents", "documents" or a trace file
+  uint64_t seed = 1;
+  int64_t sessions = 710;                           // of agents
+  int64_t requests = 4000;                          // about documents
+  double hours = 24;                                // over which sessions begin, or requests come
+  std::vector<std::string> policies;                // empty: those of the measured table
+  int64_t prefill_workers = 0, decode_workers = 0;  // both 0: one cache, no queue
+  WorkerRates rates;
+  double link_bytes_per_second = 50e9;
+  int64_t slabs = 64;
+  double cache_bytes = 0;  // of a worker; 0: without end
+};
+
+absl::StatusOr<std::unique_ptr<Traffic>> MakeTraffic(const SimulationOptions& options);
+
+// `progress` hears of each policy when it is done, with its requests; may be empty.
+using SimulationProgress = std::function<void(const std::string& policy, int64_t requests)>;
+absl::StatusOr<nlohmann::ordered_json> Simulate(const SimulationOptions& options,
+                                                const SimulationProgress& progress);
+void PrintSimulation(const nlohmann::ordered_json& document, std::ostream& out);
+
+}  // namespace deltamesh
