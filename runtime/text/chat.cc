@@ -218,6 +218,19 @@ absl::Status ValidateChat(const ChatRequest& request) {
   return CheckResponseFormat(request.response_format);
 }
 
+absl::Status CheckMore(const ChatRequest& request) {
+  if (!request.tools.empty()) {
+    return InvalidArgument(
+        "tools: a conversation declares them at its beginning; leave them out, or begin a new one");
+  }
+  if (!request.effort.empty()) {
+    return InvalidArgument(
+        "%s: a conversation says it at its beginning; leave it out, or begin a new one",
+        request.effort_field);
+  }
+  return absl::OkStatus();
+}
+
 const Json& FunctionOf(const Json& call) {
   const auto it = call.find("function");
   return it == call.end() ? call : *it;

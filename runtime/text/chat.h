@@ -12,6 +12,7 @@
 #include "runtime/base/status.h"
 #include "runtime/text/answer_parser.h"
 #include "runtime/text/json.h"
+#include "runtime/text/open_turn.h"
 #include "runtime/text/tokenizer.h"
 
 namespace deltamesh {
@@ -61,7 +62,13 @@ class ChatFormat {
   // a text that the request needs. No segment is empty; all special ones name one special token.
   virtual absl::StatusOr<std::vector<Segment>> Render(const ChatRequest& request) const = 0;
 
-  // For the answer to a prompt that Render made of `request`.
+  // The messages of `request` as they follow a conversation whose last turn has ended: tools and effort,
+  // which stand at the beginning of a conversation, are refused. Errors and segments as of Render.
+  virtual absl::StatusOr<std::vector<Segment>> RenderMore(const ChatRequest& request) const = 0;
+  // How the last turn of `conversation`, prompt and answer, is ended before RenderMore's segments.
+  virtual OpenTurn FindOpenTurn(std::span<const TokenId> conversation) const = 0;
+
+  // For the answer to a prompt that Render or RenderMore made of `request`.
   virtual std::unique_ptr<AnswerParser> NewParser(const ChatRequest& request) const = 0;
 };
 

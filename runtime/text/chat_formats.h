@@ -21,6 +21,9 @@ absl::StatusOr<std::unique_ptr<AnswerParser>> NewLinearAnswerParser(const Tokeni
 // Everything about a request that both families check: roles, types, well-formed text.
 absl::Status ValidateChat(const ChatRequest& request);
 
+// Refuses what only the beginning of a conversation can say.
+absl::Status CheckMore(const ChatRequest& request);
+
 // The function part of a tool call: {"function": {...}} or the call itself.
 const Json& FunctionOf(const Json& call);
 // "text", "json_object" or "json_schema"; the request was validated.

@@ -64,6 +64,11 @@ class Writer {
                        literals_.Fill("thinking_effort", effort, "thinking"));
       System("thinking-effort", PythonStrip(text));
     }
+    return WriteMore();
+  }
+
+  // Without what stands at the beginning.
+  absl::StatusOr<std::vector<Segment>> WriteMore() {
     RETURN_IF_ERROR(Conversation());
     RETURN_IF_ERROR(ToolChoice());
     RETURN_IF_ERROR(ResponseFormat());
@@ -275,13 +280,28 @@ class Writer {
 class K3ChatFormat final : public ChatFormat {
  public:
   K3ChatFormat(K3Literals literals, const Tokenizer& tokenizer)
-      : literals_(std::move(literals)), tokenizer_(tokenizer) {}
+      : literals_(std::move(literals)),
+        tokenizer_(tokenizer),
+        mark_({.open = *tokenizer.SpecialId("<|open|>"),
+               .close = *tokenizer.SpecialId("<|close|>"),
+               .sep = *tokenizer.SpecialId("<|sep|>"),
+               .end_of_message = *tokenizer.SpecialId("<|end_of_msg|>")}) {}
 
   std::string_view family() const override { return "kimi_k3"; }
 
   absl::StatusOr<std::vector<Segment>> Render(const ChatRequest& request) const override {
     RETURN_IF_ERROR(ValidateChat(request));
     return Writer(literals_, request).Write();
+  }
+
+  absl::StatusOr<std::vector<Segment>> RenderMore(const ChatRequest& request) const override {
+    RETURN_IF_ERROR(ValidateChat(request));
+    RETURN_IF_ERROR(CheckMore(request));
+    return Writer(literals_, request).WriteMore();
+  }
+
+  OpenTurn FindOpenTurn(std::span<const TokenId> conversation) const override {
+    return FindK3OpenTurn(tokenizer_, mark_, conversation);
   }
 
   std::unique_ptr<AnswerParser> NewParser(const ChatRequest& request) const override {
@@ -293,6 +313,7 @@ class K3ChatFormat final : public ChatFormat {
  private:
   const K3Literals literals_;
   const Tokenizer& tokenizer_;
+  const K3TurnTokens mark_;
 };
 
 }  // namespace

@@ -80,9 +80,39 @@ absl::Status AppendMessage(const ChatMessage& m, size_t index, SegmentList& out)
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<Segment>> Conversation(const ChatRequest& request, SegmentList out) {
+  for (size_t i = 0; i < request.messages.size(); ++i) {
+    if (!request.messages[i].tools.empty()) {
+      return InvalidArgument(
+          "messages[%d].tools: this model cannot be given tools later; use the request's tools", i);
+    }
+    RETURN_IF_ERROR(AppendMessage(request.messages[i], i, out));
+  }
+  if (request.add_generation_prompt) {
+    out.Special("<|im_assistant|>");
+    out.Text("assistant");
+    out.Special("<|im_middle|>");
+  }
+  return out.Take();
+}
+
+LinearTurnTokens TurnTokens(const Tokenizer& tokenizer) {
+  const auto id = [&](std::string_view name) { return *tokenizer.SpecialId(name); };
+  return {.user = id("<|im_user|>"),
+          .assistant = id("<|im_assistant|>"),
+          .system = id("<|im_system|>"),
+          .middle = id("<|im_middle|>"),
+          .end = id("<|im_end|>"),
+          .section_begin = id("<|tool_calls_section_begin|>"),
+          .section_end = id("<|tool_calls_section_end|>"),
+          .call_begin = id("<|tool_call_begin|>"),
+          .call_end = id("<|tool_call_end|>")};
+}
+
 class LinearChatFormat final : public ChatFormat {
  public:
-  explicit LinearChatFormat(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  explicit LinearChatFormat(const Tokenizer& tokenizer)
+      : tokenizer_(tokenizer), mark_(TurnTokens(tokenizer)) {}
 
   std::string_view family() const override { return "kimi_linear"; }
 
@@ -98,20 +128,18 @@ class LinearChatFormat final : public ChatFormat {
       out.Text(CompactJson(request.tools));
       out.Special("<|im_end|>");
     }
-    for (size_t i = 0; i < request.messages.size(); ++i) {
-      if (!request.messages[i].tools.empty()) {
-        return InvalidArgument(
-            "messages[%d].tools: this model cannot be given tools later; use the request's tools",
-            i);
-      }
-      RETURN_IF_ERROR(AppendMessage(request.messages[i], i, out));
-    }
-    if (request.add_generation_prompt) {
-      out.Special("<|im_assistant|>");
-      out.Text("assistant");
-      out.Special("<|im_middle|>");
-    }
-    return out.Take();
+    return Conversation(request, std::move(out));
+  }
+
+  absl::StatusOr<std::vector<Segment>> RenderMore(const ChatRequest& request) const override {
+    RETURN_IF_ERROR(ValidateChat(request));
+    RETURN_IF_ERROR(CheckFeatures(request));
+    RETURN_IF_ERROR(CheckMore(request));
+    return Conversation(request, SegmentList());
+  }
+
+  OpenTurn FindOpenTurn(std::span<const TokenId> conversation) const override {
+    return FindLinearOpenTurn(tokenizer_, mark_, conversation);
   }
 
   std::unique_ptr<AnswerParser> NewParser(const ChatRequest&) const override {
@@ -122,6 +150,7 @@ class LinearChatFormat final : public ChatFormat {
 
  private:
   const Tokenizer& tokenizer_;
+  const LinearTurnTokens mark_;
 };
 
 }  // namespace
