@@ -36,6 +36,7 @@ DecodeCore::DecodeCore(const DecodeOptions& options, mesh::Register registration
       steps_(engine),
       prefixes_(options_.cache, options_.tier, links_.registration().model()),
       teller_(options_.cache, options_.tier),
+      sessions_(options_.tier, &links_),
       requests_({.name = "decode",
                  .requests_max = options.requests_max,
                  .end_transfer = [receiver](const RequestId& id) { receiver->Revoke(id); },
@@ -54,6 +55,7 @@ void DecodeCore::OnLinkOpened(LinkId link, absl::Time) { links_.Open(link); }
 void DecodeCore::OnLinkClosed(LinkId link, absl::Time) {
   requests_.CancelAllOf(link);
   teller_.End(link);
+  sessions_.OnLinkClosed(link);
   links_.Close(link);
 }
 
@@ -79,6 +81,9 @@ void DecodeCore::OnRouterMessage(LinkId link, const mesh::RouterMessage& message
       break;
     case mesh::RouterMessage::kResyncPrefixes:
       teller_.Begin(link);
+      break;
+    case mesh::RouterMessage::kSession:
+      sessions_.OnCommand(link, message.session(), now);
       break;
     case mesh::RouterMessage::BODY_NOT_SET:
       break;
@@ -251,6 +256,7 @@ bool DecodeCore::Step(absl::Time now) {
   const std::optional<StepReport> report = steps_.Step(now);
   if (report) Relay(*report, now);
   teller_.Tell(links_);
+  sessions_.Step(now);
   return report.has_value();
 }
 
@@ -292,6 +298,7 @@ void DecodeCore::Tick(absl::Time now) {
   prefixes_.Poll(now);
   RunLoaded(now);
   teller_.Tell(links_);
+  sessions_.Step(now);
   links_.Tick(load(), now);
 }
 
@@ -302,7 +309,7 @@ void DecodeCore::Drain(absl::Time) {
 
 // ---- what others see -----------------------------------------------------------------------------
 
-bool DecodeCore::Idle() const { return requests_.empty(); }
+bool DecodeCore::Idle() const { return requests_.empty() && sessions_.idle(); }
 
 int64_t DecodeCore::landing() const {
   int64_t landing = 0;
@@ -331,6 +338,7 @@ std::vector<MetricSample> DecodeCore::Metrics() const {
   list.Counter("tokens_total", tokens, steps_.prompt_tokens(), {{"kind", "prompt"}});
   list.Counter("tokens_total", tokens, generated_tokens_, {{"kind", "generated"}});
   prefixes_.AddMetrics(list);
+  sessions_.AddMetrics(list);
   handoffs_.AddMetrics({.results = "Hand-offs received, by result.",
                         .seconds = "First segment to last, summed over complete hand-offs."},
                        list);

@@ -20,6 +20,7 @@
 #include "services/worker/prefix_keeper.h"
 #include "services/worker/prefix_teller.h"
 #include "services/worker/request_table.h"
+#include "services/worker/session_desk.h"
 #include "services/worker/worker_links.h"
 
 namespace deltamesh {
@@ -84,6 +85,7 @@ class DecodeCore final : public WorkerCore {
   HandoffCounts handoffs_;
   PrefixKeeper prefixes_;
   PrefixTeller teller_;
+  SessionDesk sessions_;
   uint64_t generated_tokens_ = 0;
   RequestTable<Request> requests_;
 };

@@ -40,6 +40,7 @@ PrefillCore::PrefillCore(PrefillOptions options, mesh::Register registration, En
       steps_(engine),
       prefixes_(options_.cache, options_.tier, links_.registration().model()),
       teller_(options_.cache, options_.tier),
+      sessions_(options_.tier, &links_),
       requests_({.name = "prefill",
                  .requests_max = options_.requests_max,
                  .end_transfer = [sender](const RequestId& id) { sender->Cancel(id); },
@@ -59,6 +60,7 @@ void PrefillCore::OnLinkOpened(LinkId link, absl::Time) { links_.Open(link); }
 void PrefillCore::OnLinkClosed(LinkId link, absl::Time) {
   requests_.CancelAllOf(link);
   teller_.End(link);
+  sessions_.OnLinkClosed(link);
   links_.Close(link);
 }
 
@@ -84,6 +86,9 @@ void PrefillCore::OnRouterMessage(LinkId link, const mesh::RouterMessage& messag
       break;
     case mesh::RouterMessage::kResyncPrefixes:
       teller_.Begin(link);
+      break;
+    case mesh::RouterMessage::kSession:
+      sessions_.OnCommand(link, message.session(), now);
       break;
     case mesh::RouterMessage::BODY_NOT_SET:
       break;
@@ -187,6 +192,7 @@ bool PrefillCore::Step(absl::Time now) {
     if (state != nullptr) SendFullBlocks(request, *state);
   });
   teller_.Tell(links_);
+  sessions_.Step(now);
   return true;
 }
 
@@ -221,6 +227,7 @@ void PrefillCore::Tick(absl::Time now) {
   prefixes_.Poll(now);
   ComputeLoaded(now);
   teller_.Tell(links_);
+  sessions_.Step(now);
   links_.Tick(load(), now);
 }
 
@@ -266,7 +273,7 @@ void PrefillCore::OnHandoffSent(const HandoffSent& result, absl::Time) {
 
 // ---- what others see -----------------------------------------------------------------------------
 
-bool PrefillCore::Idle() const { return requests_.empty(); }
+bool PrefillCore::Idle() const { return requests_.empty() && sessions_.idle(); }
 
 int64_t PrefillCore::sending() const {
   int64_t sending = 0;
@@ -292,6 +299,7 @@ std::vector<MetricSample> PrefillCore::Metrics() const {
   requests_.AddMetrics(list);
   steps_.AddMetrics(list);
   prefixes_.AddMetrics(list);
+  sessions_.AddMetrics(list);
   list.Counter("tokens_total", "Prompt tokens computed.", steps_.prompt_tokens(),
                {{"kind", "prompt"}});
   handoffs_.AddMetrics({.results = "Hand-offs sent, by result.",

@@ -20,6 +20,7 @@
 #include "services/worker/prefix_keeper.h"
 #include "services/worker/prefix_teller.h"
 #include "services/worker/request_table.h"
+#include "services/worker/session_desk.h"
 #include "services/worker/worker_links.h"
 
 namespace deltamesh {
@@ -86,6 +87,7 @@ class PrefillCore final : public WorkerCore {
   HandoffCounts handoffs_;
   PrefixKeeper prefixes_;
   PrefixTeller teller_;
+  SessionDesk sessions_;
   RequestTable<Request> requests_;
 };
 

@@ -205,6 +205,7 @@ mesh::Register AttentionWorker::MakeRegister(mesh::Role role) const {
   out.mutable_capacity()->set_block_bytes(static_cast<uint64_t>(layout.block_bytes()));
   out.set_transport_address(transport_address_);
   out.set_transport_kind(transport_kind_);
+  out.set_session_store(tier_ != nullptr);
   return out;
 }
 
