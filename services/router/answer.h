@@ -36,7 +36,8 @@ struct AnswerEnd {
   v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;
   TokenUsage usage;
   uint64_t seed = 0;
-  std::string stop_string;  // the one that matched, if any
+  std::string stop_string;     // the one that matched, if any
+  int64_t session_tokens = 0;  // of the session after this turn; 0: it is nobody's turn
 };
 
 // Where an answer goes. Called on the router's thread, one call at a time; must not block. Any number of

@@ -10,8 +10,7 @@ namespace deltamesh {
 inline constexpr size_t kCacheTextBytesMax = 256;
 inline constexpr int kCacheBreakpointsMax = 16;
 
-// INVALID_ARGUMENT names the field. A session becomes the first eight bytes of SHA-256(its salt's length as
-// a decimal number, ":", salt, session): tenants cannot name each other's.
+// INVALID_ARGUMENT names the field. A session becomes its number (session_id.h).
 absl::StatusOr<mesh::CacheHints> MakeCacheHints(const v1::CacheOptions& options);
 
 }  // namespace deltamesh

@@ -118,7 +118,7 @@ absl::Status Front::CheckSize(const PromptInput& input, int64_t context_tokens) 
 }
 
 absl::StatusOr<std::vector<TokenId>> Front::Tokenize(const std::string& model,
-                                                     const PromptInput& input) const {
+                                                     const PromptInput& input, bool more) const {
   RETURN_IF_ERROR(CheckModel(model));
   const auto check_bytes = [this](const char* field, size_t bytes) {
     if (static_cast<int64_t>(bytes) <= options_.text_bytes_max) return absl::OkStatus();
@@ -142,7 +142,8 @@ absl::StatusOr<std::vector<TokenId>> Front::Tokenize(const std::string& model,
   }
   if (chat->messages.empty())
     return InvalidArgument("messages: is empty; send at least one message");
-  ASSIGN_OR_RETURN(const std::vector<Segment> segments, chat_->Render(*chat));
+  ASSIGN_OR_RETURN(const std::vector<Segment> segments,
+                   more ? chat_->RenderMore(*chat) : chat_->Render(*chat));
   size_t bytes = 0;
   for (const Segment& s : segments) bytes += s.text.size();
   RETURN_IF_ERROR(check_bytes("messages", bytes));
@@ -196,6 +197,55 @@ absl::StatusOr<mesh::Sampling> Front::CheckSampling(const v1::SamplingOptions& i
   return out;
 }
 
+absl::Status Front::CheckAppend(const GenerateSpec& spec) {
+  if (!spec.append) {
+    if (spec.session_tokens == 0) return absl::OkStatus();
+    return InvalidArgument(
+        "session_tokens: %d without append_to_session; leave it out, or append to the session",
+        spec.session_tokens);
+  }
+  if (spec.cache.session().empty()) {
+    return InvalidArgument("append_to_session: without cache.session; name the session there");
+  }
+  if (spec.cache.off()) {
+    return InvalidArgument(
+        "append_to_session: with cache.off, which keeps no session; leave one of them out");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SessionId> Front::NameSession(const char* field, const std::string& session,
+                                             const std::string& salt) {
+  if (session.empty()) return InvalidArgument("%s: is empty; name a session", field);
+  v1::CacheOptions names;
+  names.set_session(session);
+  names.set_salt(salt);
+  const absl::StatusOr<mesh::CacheHints> checked = MakeCacheHints(names);
+  if (!checked.ok()) return Annotate(checked.status(), field);
+  return MakeSessionId(salt, session);
+}
+
+absl::Status PreparedRequest::Join(const std::vector<TokenId>& session) {
+  if (append->session_tokens != 0 &&
+      append->session_tokens != static_cast<int64_t>(session.size())) {
+    return FailedPrecondition(
+        "session_tokens: %d, but session \"%s\" has %d; read it with GetSession and go on from "
+        "there",
+        append->session_tokens, append->name, session.size());
+  }
+  std::vector<TokenId> prompt = session;
+  if (append->chat != nullptr) {
+    const OpenTurn turn = append->chat->FindOpenTurn(session);
+    ASSIGN_OR_RETURN(const std::vector<TokenId> closing,
+                     append->tokenizer->EncodeSegments(turn.closing));
+    prompt.resize(turn.keep);
+    prompt.insert(prompt.end(), closing.begin(), closing.end());
+  }
+  prompt.insert(prompt.end(), request.prompt.begin(), request.prompt.end());
+  request.prompt = std::move(prompt);
+  return absl::OkStatus();
+}
+
 // A client's name alone would not do: it may be in use still, here or, since routers share workers, at
 // another router.
 RequestId Front::MakeRequestId(const std::string& client_id) const {
@@ -223,9 +273,19 @@ absl::StatusOr<PreparedRequest> Front::Prepare(GenerateSpec spec) const {
                                    *tokenizer_, chat != nullptr ? chat_->NewParser(*chat) : nullptr,
                                    std::move(spec.stop), request.sampling.seed()));
   ASSIGN_OR_RETURN(request.cache, MakeCacheHints(spec.cache));
+  if (!spec.cache.session().empty() && !spec.cache.off()) {
+    request.session = MakeSessionId(spec.cache.salt(), spec.cache.session());
+  }
+  RETURN_IF_ERROR(CheckAppend(spec));
+  if (spec.append) {
+    out.append = Append{.name = spec.cache.session(),
+                        .session_tokens = spec.session_tokens,
+                        .chat = chat != nullptr ? chat_.get() : nullptr,
+                        .tokenizer = tokenizer_.get()};
+  }
   // Last, because it is the expensive part.
-  ASSIGN_OR_RETURN(request.prompt, Tokenize(spec.model, spec.input));
-  if (chat != nullptr && !request.cache.off()) {
+  ASSIGN_OR_RETURN(request.prompt, Tokenize(spec.model, spec.input, spec.append));
+  if (chat != nullptr && !spec.append && !request.cache.off()) {
     const int64_t tokens = SystemTokens(*chat, request.prompt);
     if (tokens > 0) request.cache.add_breakpoints(static_cast<uint64_t>(tokens));
   }

@@ -45,14 +45,28 @@ struct GenerateSpec {
   std::vector<TokenId> stop_token_ids;
   bool ignore_eos = false;
   v1::CacheOptions cache;
+  bool append = false;         // to the session that `cache` names
+  int64_t session_tokens = 0;  // with append: what it must have; 0: any
   absl::Time deadline = absl::InfiniteFuture();
 };
 
-// Checked, tokenised, ready to be placed.
+// A turn of which only what is new was sent.
+struct Append {
+  std::string name;  // the session's, for errors
+  int64_t session_tokens = 0;
+  const ChatFormat* chat = nullptr;  // the input is messages; not owned
+  const Tokenizer* tokenizer = nullptr;
+};
+
+// Checked, tokenised, ready to be placed; with `append` after Join.
 struct PreparedRequest {
+  // Makes the prompt of the session's tokens and what was sent: cheap. Once.
+  absl::Status Join(const std::vector<TokenId>& session);
+
   ClientRequest request;  // its id is drawn, and begins with the client's own if there is one
   std::string client_id;  // what the client hears; several requests may have the same
   std::unique_ptr<AnswerStream> answer;
+  std::optional<Append> append;
 };
 
 // Immutable and thread-safe once loaded, as far as `entropy` is.
@@ -65,8 +79,12 @@ class Front {
   // known). Cheap, for inputs that are costly to tokenise.
   absl::Status CheckSize(const PromptInput& input, int64_t context_tokens) const;
   absl::StatusOr<PreparedRequest> Prepare(GenerateSpec spec) const;
-  absl::StatusOr<std::vector<TokenId>> Tokenize(const std::string& model,
-                                                const PromptInput& input) const;
+  // With `more` the messages of a chat follow a conversation.
+  absl::StatusOr<std::vector<TokenId>> Tokenize(const std::string& model, const PromptInput& input,
+                                                bool more = false) const;
+  // Checks the names of a session and its tenant, as in `cache`.
+  static absl::StatusOr<SessionId> NameSession(const char* field, const std::string& session,
+                                               const std::string& salt);
   // NOT_FOUND unless `model` is empty or the one served.
   absl::Status CheckModel(const std::string& model) const;
 
@@ -74,14 +92,15 @@ class Front {
   const v1::ModelInfo& model_info() const { return info_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const FrontOptions& options() const { return options_; }
+  RequestId MakeRequestId(const std::string& client_id) const;
 
  private:
   Front(FrontOptions options, Entropy* entropy) : options_(std::move(options)), entropy_(entropy) {}
   absl::StatusOr<mesh::Sampling> CheckSampling(const v1::SamplingOptions& in,
                                                const std::optional<int64_t>& logprobs) const;
+  static absl::Status CheckAppend(const GenerateSpec& spec);
   absl::Status CheckTokens(const char* field, const std::vector<TokenId>& ids) const;
   int64_t SystemTokens(const ChatRequest& chat, const std::vector<TokenId>& prompt) const;
-  RequestId MakeRequestId(const std::string& client_id) const;
   int64_t TextBytesMax(int64_t context_tokens) const;
 
   const FrontOptions options_;

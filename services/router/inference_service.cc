@@ -4,17 +4,12 @@
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
-#include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
 #include "services/common/retry_hint.h"
+#include "services/router/grpc_translation.h"
 
 namespace deltamesh {
 namespace {
-
-grpc::Status ToGrpc(const absl::Status& status) {
-  if (status.ok()) return grpc::Status::OK;
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), SafeMessage(status));
-}
 
 // For clients that are to come again; before the call's end is asked for.
 void AddRetryHint(grpc::CallbackServerContext* context, const absl::Status& status) {
@@ -22,15 +17,6 @@ void AddRetryHint(grpc::CallbackServerContext* context, const absl::Status& stat
   if (!after) return;
   context->AddTrailingMetadata(kRetryAfterMs, std::to_string(absl::ToInt64Milliseconds(*after)));
   context->AddTrailingMetadata(kRetryAfter, std::to_string(RetrySeconds(*after)));
-}
-
-absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
-  // A call without a deadline has the largest time point, which no arithmetic survives.
-  const auto deadline = context.deadline();
-  if (deadline > std::chrono::system_clock::now() + std::chrono::hours(24 * 365)) {
-    return absl::InfiniteFuture();
-  }
-  return absl::FromChrono(deadline);
 }
 
 void FillLogprob(const Tokenizer& tokenizer, TokenId token, float logprob, v1::TokenLogprob* out) {
@@ -101,6 +87,7 @@ class GenerateCall final : public AnswerSink {
     finish->mutable_usage()->set_cached_tokens(static_cast<uint32_t>(end.usage.cached_tokens));
     finish->set_seed(end.seed);
     finish->set_stop_string(std::move(end.stop_string));
+    finish->set_session_tokens(static_cast<uint32_t>(end.session_tokens));
     Queue(std::move(out));
     Close(absl::OkStatus());
   }
@@ -279,6 +266,8 @@ absl::StatusOr<GenerateSpec> SpecOf(const v1::GenerateRequest& request) {
   spec.stop_token_ids.assign(request.stop().token_ids().begin(), request.stop().token_ids().end());
   spec.ignore_eos = request.stop().ignore_eos();
   spec.cache = request.cache();
+  spec.append = request.append_to_session();
+  spec.session_tokens = request.session_tokens();
   return spec;
 }
 

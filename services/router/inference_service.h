@@ -31,6 +31,20 @@ class InferenceService final : public v1::Inference::CallbackService {
                                        const v1::ListModelsRequest* request,
                                        v1::ListModelsResponse* response) override;
 
+  // inference_sessions.cc
+  grpc::ServerUnaryReactor* GetSession(grpc::CallbackServerContext* context,
+                                       const v1::GetSessionRequest* request,
+                                       v1::SessionInfo* response) override;
+  grpc::ServerUnaryReactor* SuspendSession(grpc::CallbackServerContext* context,
+                                           const v1::SuspendSessionRequest* request,
+                                           v1::SuspendSessionResponse* response) override;
+  grpc::ServerUnaryReactor* ResumeSession(grpc::CallbackServerContext* context,
+                                          const v1::ResumeSessionRequest* request,
+                                          v1::ResumeSessionResponse* response) override;
+  grpc::ServerUnaryReactor* ForkSession(grpc::CallbackServerContext* context,
+                                        const v1::ForkSessionRequest* request,
+                                        v1::ForkSessionResponse* response) override;
+
  private:
   absl::StatusOr<std::vector<TokenId>> TokensOf(const v1::TokenizeRequest& request) const;
   // Tokenises here or on the pool, hands the result to `fill`, then ends the call.

@@ -31,7 +31,7 @@ void RouterCore::Impl::Erase(RouterRequest& r) {
   requests.erase(id);
 }
 
-void RouterCore::Impl::Finish(RouterRequest& r, mesh::SequenceOutput::End end) {
+void RouterCore::Impl::Finish(RouterRequest& r, mesh::SequenceOutput::End end, absl::Time now) {
   actions.push_back(ClientFinished{r.spec.request_id,
                                    end,
                                    {.prompt_tokens = r.prompt_tokens(),
@@ -40,6 +40,7 @@ void RouterCore::Impl::Finish(RouterRequest& r, mesh::SequenceOutput::End end) {
   ++counters.finished;
   answer_tokens += (static_cast<double>(r.delivered) - answer_tokens) / 32;
   counters.cached_tokens += static_cast<uint64_t>(r.cached_tokens);
+  KeepSession(r, end == mesh::SequenceOutput::STOP_TOKEN, now);
   Erase(r);
 }
 
@@ -55,13 +56,34 @@ void RouterCore::Impl::Fail(RouterRequest& r, const absl::Status& status) {
   Erase(r);
 }
 
-bool RouterCore::Impl::Cancel(const RequestId& id, bool complete, absl::Time now) {
+void RouterCore::Impl::KeepSession(RouterRequest& r, bool ended, absl::Time now) {
+  if (r.spec.session.empty() || r.said.empty()) return;
+  std::vector<TokenId>& tokens = r.spec.prompt;
+  tokens.insert(tokens.end(), r.said.begin(), r.said.end());
+  sessions.Keep(r.spec.session, std::move(tokens), ended, now);
+}
+
+bool RouterCore::Impl::IsRunning(const SessionId& session) const {
+  return !session.empty() && std::any_of(requests.begin(), requests.end(), [&](const auto& entry) {
+    return entry.second.spec.session == session;
+  });
+}
+
+void RouterCore::Impl::CallSession(SessionCall call, absl::Time now) {
+  const bool running = IsRunning(call.session), target_running = IsRunning(call.target);
+  sessions.Start(std::move(call), running, target_running, now);
+}
+
+bool RouterCore::Impl::Cancel(const RequestId& id, std::optional<int64_t> taken, absl::Time now) {
   RouterRequest* r = Find(id);
   if (r == nullptr) return false;
   SendCancel(r->decode, id);
   SendCancel(r->prefill, id);
-  ++(complete ? counters.finished : counters.cancelled);
-  if (!complete) LogInfo("request.cancelled", {{"request", id}, {"tokens", r->delivered}});
+  ++(taken ? counters.finished : counters.cancelled);
+  if (!taken) LogInfo("request.cancelled", {{"request", id}, {"tokens", r->delivered}});
+  if (taken && static_cast<size_t>(*taken) < r->said.size())
+    r->said.resize(static_cast<size_t>(*taken));
+  KeepSession(*r, /*ended=*/false, now);
   Erase(*r);
   PlaceWaiting(now);
   return true;
@@ -70,6 +92,7 @@ bool RouterCore::Impl::Cancel(const RequestId& id, bool complete, absl::Time now
 void RouterCore::Impl::LoseWorker(const LostWorker& lost, const absl::Status& why, absl::Time now) {
   const auto& [link, name, role] = lost;
   prefixes.Forget(link);
+  sessions.OnLost(link, name, why, now);
   ++(role == mesh::ROLE_PREFILL  ? counters.prefill_lost
      : role == mesh::ROLE_DECODE ? counters.decode_lost
                                  : counters.expert_lost);
@@ -101,6 +124,7 @@ void RouterCore::Impl::LoseWorker(const LostWorker& lost, const absl::Status& wh
 
 void RouterCore::Impl::Tick(absl::Time now) {
   prefixes.Sweep();
+  sessions.Tick(now);
   for (const LostWorker& lost : members.Expire(now)) {
     LoseWorker(
         lost,
@@ -114,6 +138,7 @@ void RouterCore::Impl::Tick(absl::Time now) {
     if (r == nullptr) continue;
     const absl::Duration waited = now - r->phase_since;
     if (now >= r->deadline) {
+      KeepSession(*r, /*ended=*/false, now);
       Fail(*r, DeadlineExceeded("the request's deadline passed after %d of %d tokens", r->delivered,
                                 r->spec.max_tokens));
     } else if (r->phase == RequestPhase::kWaiting && now - r->waiting_since > options.waiting_max) {
@@ -147,12 +172,22 @@ absl::Status RouterCore::Submit(ClientRequest request, absl::Time now) {
 }
 
 bool RouterCore::CancelClient(const RequestId& id, absl::Time now) {
-  return impl_->Cancel(id, /*complete=*/false, now);
+  return impl_->Cancel(id, std::nullopt, now);
 }
 
-bool RouterCore::CompleteClient(const RequestId& id, absl::Time now) {
-  return impl_->Cancel(id, /*complete=*/true, now);
+bool RouterCore::CompleteClient(const RequestId& id, int64_t taken, absl::Time now) {
+  return impl_->Cancel(id, taken, now);
 }
+
+void RouterCore::CallSession(SessionCall call, absl::Time now) {
+  impl_->CallSession(std::move(call), now);
+}
+
+void RouterCore::TrimSession(const SessionId& session, int64_t tokens, absl::Time now) {
+  impl_->sessions.Trim(session, tokens, now);
+}
+
+void RouterCore::CancelSessionCall(const RequestId& id) { impl_->sessions.Cancel(id); }
 
 void RouterCore::OnLinkOpened(LinkId link, absl::Time now) {
   impl_->members.OnLinkOpened(link, now);
@@ -192,7 +227,11 @@ RouterGauges RouterCore::gauges() const {
           .waiting_tokens = waiting.tokens(),
           .waiting_tenants = waiting.tenants(),
           .drain_seconds = absl::ToDoubleSeconds(drain),
-          .prefix_unknown = impl_->prefixes.unknown()};
+          .prefix_unknown = impl_->prefixes.unknown(),
+          .sessions = impl_->sessions.table().sessions(),
+          .session_bytes = impl_->sessions.table().bytes(),
+          .session_calls = impl_->sessions.live(),
+          .sessions_evicted = impl_->sessions.table().evicted()};
 }
 
 }  // namespace deltamesh

@@ -43,6 +43,7 @@
 #include "runtime/base/ids.h"
 #include "services/common/link.h"
 #include "services/router/router_options.h"
+#include "services/router/session_types.h"
 
 namespace deltamesh {
 
@@ -57,6 +58,7 @@ struct ClientRequest {
   // Names of the prompt's blocks before its last token (PrefixKey::index), where they are known already;
   // empty: the router names them.
   std::vector<uint64_t> prefix_keys;
+  SessionId session;  // whose turn this is; empty: nobody's
 };
 
 struct TokenUsage {
@@ -88,8 +90,8 @@ struct ClientFailed {
   RequestId request_id;
   absl::Status status;
 };
-using RouterAction =
-    std::variant<SendToWorker, CloseLink, ClientTokens, ClientFinished, ClientFailed>;
+using RouterAction = std::variant<SendToWorker, CloseLink, ClientTokens, ClientFinished,
+                                  ClientFailed, SessionAnswered>;
 
 // What happened since the start; only grows.
 struct RouterCounters {
@@ -110,6 +112,7 @@ struct RouterCounters {
   uint64_t prefix_resyncs = 0;  // workers that had to tell their prefixes anew
   std::vector<std::pair<std::string, uint64_t>>
       handoff_results;  // by reason name; a small known set
+  SessionCounters sessions;
 };
 
 struct RouterGauges {
@@ -121,6 +124,8 @@ struct RouterGauges {
   int64_t waiting_tenants = 0;
   double drain_seconds = 0;    // until all of them have a place, as estimated; 0: not known
   int64_t prefix_unknown = 0;  // workers whose prefixes are not all told yet
+  int64_t sessions = 0, session_bytes = 0, session_calls = 0;
+  uint64_t sessions_evicted = 0;
 };
 
 class RouterCore {
@@ -136,9 +141,17 @@ class RouterCore {
   absl::Status Submit(ClientRequest request, absl::Time now);
   // The client left. False when the request is not live. No client action follows.
   bool CancelClient(const RequestId& id, absl::Time now);
-  // The client has all it wants (a stop string matched): as CancelClient, but the request counts as
-  // finished.
-  bool CompleteClient(const RequestId& id, absl::Time now);
+  // The client has all it wants (a stop string matched in the answer's first `taken` tokens): as
+  // CancelClient, but the request counts as finished.
+  bool CompleteClient(const RequestId& id, int64_t taken, absl::Time now);
+  // The same for a turn that ended with the very tokens in which the stop string matched: its session keeps
+  // no more than `tokens`, prompt and answer.
+  void TrimSession(const SessionId& session, int64_t tokens, absl::Time now);
+
+  // Sessions (session_calls.h). The one SessionAnswered of a call may come at once; a cancelled call is
+  // answered too.
+  void CallSession(SessionCall call, absl::Time now);
+  void CancelSessionCall(const RequestId& id);
 
   void OnLinkOpened(LinkId link, absl::Time now);
   void OnWorkerMessage(LinkId link, const mesh::WorkerMessage& message, absl::Time now);

@@ -14,6 +14,7 @@
 #include "services/router/policy.h"
 #include "services/router/prefix_feed.h"
 #include "services/router/router_core.h"
+#include "services/router/session_calls.h"
 
 namespace deltamesh {
 
@@ -47,6 +48,7 @@ struct RouterRequest {
   std::optional<absl::Time> prefill_gave_up;
   absl::Status prefill_status;
   int64_t delivered = 0;
+  std::vector<TokenId> said;  // the delivered tokens, of a session's turn
   int64_t cached_tokens = 0;
   int64_t cost = 0;  // in the queue: tokens to compute, as estimated; 0 once it was placed
   // The last try to place it: what it depends on has not changed since while these are the same.
@@ -64,11 +66,14 @@ class RouterCore::Impl {
   explicit Impl(RouterOptions o)
       : options(std::move(o)),
         members(&options, &counters, &actions),
-        waiting({.turn_tokens = options.turn_tokens, .ageing_max = options.ageing_max}) {}
+        waiting({.turn_tokens = options.turn_tokens, .ageing_max = options.ageing_max}),
+        sessions(&options, &counters, &members, &prefixes, &actions) {}
 
   absl::Status Submit(ClientRequest spec, absl::Time now);
   // Frees a request without a word to the client.
-  bool Cancel(const RequestId& id, bool complete, absl::Time now);
+  // A client that got what it wanted took `taken` tokens of the answer; nothing: it left.
+  bool Cancel(const RequestId& id, std::optional<int64_t> taken, absl::Time now);
+  void CallSession(SessionCall call, absl::Time now);
   void OnMessage(LinkId link, const mesh::WorkerMessage& message, absl::Time now);
   void LoseWorker(const LostWorker& lost, const absl::Status& why, absl::Time now);
   void Tick(absl::Time now);
@@ -88,6 +93,7 @@ class RouterCore::Impl {
   DrainRate drain;
   double answer_tokens = 256;  // how long answers are, mostly of late
   PrefixFeed prefixes;
+  SessionCalls sessions;
   double handoff_bytes_per_second = 0;  // learned; 0: unknown
   uint32_t next_attempt = 1;
 
@@ -151,11 +157,14 @@ class RouterCore::Impl {
   bool CountHandoffFailure(RouterRequest& r, const absl::Status& why);
 
   // Ends.
-  void Finish(RouterRequest& r, mesh::SequenceOutput::End end);
+  void Finish(RouterRequest& r, mesh::SequenceOutput::End end, absl::Time now);
   void Fail(RouterRequest& r, const absl::Status& status);
   void ReleaseDecode(RouterRequest& r);
   void ReleasePrefill(RouterRequest& r);
   void Erase(RouterRequest& r);
+  // The turn's prompt and what was delivered become its session's content; the request ends next.
+  void KeepSession(RouterRequest& r, bool ended, absl::Time now);
+  bool IsRunning(const SessionId& session) const;
 
   RouterRequest* Find(const RequestId& id) {
     const auto it = requests.find(id);

@@ -75,6 +75,9 @@ void RouterCore::Impl::OnMessage(LinkId link, const mesh::WorkerMessage& message
     case mesh::WorkerMessage::kPrefixes:
       if (decode || prefill) return OnPrefixes(from, message.prefixes());
       break;
+    case mesh::WorkerMessage::kSession:
+      if (decode || prefill) return sessions.OnReply(link, message.session(), now);
+      break;
     case mesh::WorkerMessage::kFailed:
       if (decode || prefill) return OnRequestFailed(from, message.failed(), now);
       break;
@@ -231,9 +234,12 @@ void RouterCore::Impl::OnOutput(const Worker& from, const mesh::SequenceOutput& 
       tokens.output.mutable_scores()->DeleteSubrange(0, static_cast<int>(known));
     }
     r->delivered += count - known;
+    if (!r->spec.session.empty()) {
+      r->said.insert(r->said.end(), tokens.output.tokens().begin(), tokens.output.tokens().end());
+    }
     actions.push_back(std::move(tokens));
   }
-  if (output.end() != mesh::SequenceOutput::RUNNING) Finish(*r, output.end());
+  if (output.end() != mesh::SequenceOutput::RUNNING) Finish(*r, output.end(), now);
 }
 
 void RouterCore::Impl::OnRequestFailed(const Worker& from, const mesh::RequestFailed& message,

@@ -38,7 +38,11 @@ RouterMetrics::RouterMetrics(Metrics* m)
                               "Blocks in the prefix index, once for each 64 workers.")),
       prefix_bytes_(m->Gauge("deltamesh_prefix_index_bytes", "Memory of the prefix index.")),
       prefix_unknown_(m->Gauge("deltamesh_prefix_unknown_workers",
-                               "Workers whose prefixes are not all told yet.")) {}
+                               "Workers whose prefixes are not all told yet.")),
+      sessions_(m->Gauge("deltamesh_sessions", "Sessions remembered.")),
+      session_bytes_(m->Gauge("deltamesh_session_bytes", "Memory of the sessions remembered.")),
+      session_calls_(
+          m->Gauge("deltamesh_session_calls", "Calls about sessions that are going on.")) {}
 
 void RouterMetrics::Accepted(int64_t prompt_tokens) {
   prompt_tokens_.Increment(static_cast<double>(prompt_tokens));
@@ -91,6 +95,9 @@ void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool 
   prefix_blocks_.Set(static_cast<double>(g.prefix_blocks));
   prefix_bytes_.Set(static_cast<double>(g.prefix_bytes));
   prefix_unknown_.Set(static_cast<double>(g.prefix_unknown));
+  sessions_.Set(static_cast<double>(g.sessions));
+  session_bytes_.Set(static_cast<double>(g.session_bytes));
+  session_calls_.Set(static_cast<double>(g.session_calls));
   const auto follow = [this](const char* name, const char* help, double value,
                              const MetricLabels& labels = {}) {
     Follow(name, help, labels).Set(value);
@@ -137,6 +144,22 @@ void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool 
          static_cast<double>(c.prefix_resyncs));
   follow("deltamesh_malformed_messages_total", "Messages against the protocol.",
          static_cast<double>(c.malformed_messages));
+  const SessionCounters& sessions = c.sessions;
+  const char* events = "Sessions by what happened to them; evicted ones are forgotten.";
+  const auto session = [&](const char* event, uint64_t value) {
+    follow("deltamesh_session_events_total", events, static_cast<double>(value),
+           {{"event", event}});
+  };
+  session("kept", sessions.kept);
+  session("suspended", sessions.suspended);
+  session("resumed", sessions.resumed);
+  session("forked", sessions.forked);
+  session("evicted", g.sessions_evicted);
+  for (size_t i = 0; i < sessions.refused.size(); ++i) {
+    follow("deltamesh_session_refusals_total", "Calls about sessions, and their records, refused.",
+           static_cast<double>(sessions.refused[i]),
+           {{"reason", SessionRefusalName(static_cast<SessionRefusal>(i))}});
+  }
   for (const auto& [reason, count] : c.handoff_results) {
     follow("deltamesh_handoff_results_total", "Hand-offs ended, by reason; OK is complete.",
            static_cast<double>(count), {{"reason", reason}});

@@ -50,6 +50,9 @@ class RouterMetrics {
   prometheus::Gauge& prefix_blocks_;
   prometheus::Gauge& prefix_bytes_;
   prometheus::Gauge& prefix_unknown_;
+  prometheus::Gauge& sessions_;
+  prometheus::Gauge& session_bytes_;
+  prometheus::Gauge& session_calls_;
 };
 
 }  // namespace deltamesh

@@ -28,6 +28,11 @@ absl::Status RouterOptions::Validate() const {
   RETURN_IF_ERROR(lasting("landing_max", landing_max));
   RETURN_IF_ERROR(lasting("progress_max", progress_max));
   RETURN_IF_ERROR(lasting("verdict_wait", verdict_wait));
+  RETURN_IF_ERROR(positive("sessions_max", sessions_max));
+  RETURN_IF_ERROR(positive("session_bytes_max", session_bytes_max));
+  RETURN_IF_ERROR(positive("session_calls_max", session_calls_max));
+  RETURN_IF_ERROR(lasting("session_read_max", session_read_max));
+  RETURN_IF_ERROR(lasting("session_call_max", session_call_max));
   RETURN_IF_ERROR(positive("links_max", links_max));
   RETURN_IF_ERROR(lasting("register_max", register_max));
   RETURN_IF_ERROR(lasting("heartbeat", heartbeat));
@@ -71,6 +76,11 @@ std::vector<std::pair<std::string, std::string>> RouterOptions::Describe() const
           {"landing_max", time(landing_max)},
           {"progress_max", time(progress_max)},
           {"verdict_wait", time(verdict_wait)},
+          {"sessions_max", number(sessions_max)},
+          {"session_bytes_max", number(session_bytes_max)},
+          {"session_calls_max", number(session_calls_max)},
+          {"session_read_max", time(session_read_max)},
+          {"session_call_max", time(session_call_max)},
           {"links_max", number(links_max)},
           {"register_max", time(register_max)},
           {"heartbeat", time(heartbeat)},

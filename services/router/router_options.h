@@ -45,6 +45,13 @@ struct RouterOptions {
   // report, which names the reason and keeps the landing's room, is awaited this long.
   absl::Duration verdict_wait = absl::Milliseconds(500);
 
+  // Sessions.
+  int64_t sessions_max = 65536;  // remembered
+  int64_t session_bytes_max = int64_t{256} << 20;
+  int64_t session_calls_max = 64;                       // at once
+  absl::Duration session_read_max = absl::Seconds(5);   // all stores have answered within
+  absl::Duration session_call_max = absl::Seconds(60);  // longest deadline of a call
+
   // Workers.
   int64_t links_max = 1024;
   absl::Duration register_max = absl::Seconds(5);  // a link must register within

@@ -192,6 +192,7 @@ absl::Status Run(RouterFlags flags, const SignalWaiter& signals) {
   flags.core.waiting_max = absl::Seconds(flags.waiting_seconds);
   flags.core.ageing_max = absl::Seconds(flags.ageing_seconds);
   flags.core.request_max = absl::Seconds(flags.request_seconds);
+  flags.core.session_bytes_max = flags.session_mib << 20;
   flags.core.heartbeat = absl::Seconds(flags.heartbeat_seconds);
   flags.core.lease = absl::Seconds(flags.lease_seconds);
   RouterProcess process(std::move(flags));
@@ -229,6 +230,10 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
   bound("--request-seconds", f->request_seconds, "longest life of a request");
   bound("--handoff-attempts", f->core.handoff_attempts_max, "hand-offs tried for one request");
   bound("--prompt-tokens", f->core.prompt_tokens_max, "of the longest prompt taken");
+  bound("--sessions", f->core.sessions_max, "conversations whose tokens are remembered by name");
+  bound("--session-mib", f->session_mib, "of the tokens of these (MiB: 2^20 bytes)");
+  bound("--session-calls", f->core.session_calls_max,
+        "calls about sessions that may wait for workers at once");
   bound("--heartbeat-seconds", f->heartbeat_seconds, "between two reports of a worker");
   bound("--lease-seconds", f->lease_seconds, "a worker silent for this long is lost");
   bound("--http-threads", f->http_options.threads, "threads of the HTTP port");

@@ -30,6 +30,7 @@ struct RouterFlags {
   double request_seconds = 3600;
   double heartbeat_seconds = 0.25;
   double lease_seconds = 3;
+  int64_t session_mib = 256;
   std::string ports_file;
   int64_t parent = 0;
   std::string log_level = "info";

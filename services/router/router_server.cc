@@ -86,6 +86,20 @@ void RouterServer::Generate(PreparedRequest request, std::shared_ptr<AnswerSink>
 
 void RouterServer::Cancel(const RequestId& id) { mailbox_.PushAlways(ClientLeft{id}); }
 
+void RouterServer::CallSession(SessionCall call, SessionDone done) {
+  const RequestId id = call.id;
+  SessionDone refused = done;
+  if (mailbox_.Push(NewSessionCall{std::move(call), std::move(done)})) return;
+  refused({id,
+           mailbox_.closed()
+               ? Unavailable("the router is stopping")
+               : ResourceExhausted("%d events wait for the router, its bound; retry later",
+                                   options_.mailbox_max),
+           {}});
+}
+
+void RouterServer::CancelSession(const RequestId& id) { mailbox_.PushAlways(SessionCallLeft{id}); }
+
 void RouterServer::OnLinkOpened(LinkId link) { mailbox_.PushAlways(LinkOpened{link}); }
 
 bool RouterServer::OnLinkMessage(LinkId link, mesh::WorkerMessage message) {
@@ -123,8 +137,11 @@ void RouterServer::Loop() {
     if (auto* request = std::get_if<NewRequest>(&event)) {
       request->sink->OnError(stopping);
       Ended();
+    } else if (auto* call = std::get_if<NewSessionCall>(&event)) {
+      call->done({call->call.id, stopping, {}});
     }
   }
+  StopSessions();
   while (!live_.empty()) {
     const RequestId id = live_.begin()->first;
     core_.CancelClient(id, clock_->Now());
@@ -144,8 +161,18 @@ void RouterServer::Publish() {
 
 void RouterServer::Handle(Event event, absl::Time now) {
   if (auto* e = std::get_if<NewRequest>(&event)) {
-    Accept(std::move(*e), now);
+    if (e->prepared.append) {
+      OpenSession(std::move(*e), now);
+    } else {
+      Accept(std::move(*e), now);
+    }
+  } else if (auto* e = std::get_if<NewSessionCall>(&event)) {
+    session_calls_[e->call.id] = std::move(e->done);
+    core_.CallSession(std::move(e->call), now);
+  } else if (const auto* e = std::get_if<SessionCallLeft>(&event)) {
+    core_.CancelSessionCall(e->id);
   } else if (const auto* e = std::get_if<ClientLeft>(&event)) {
+    if (opening_.contains(e->id)) return core_.CancelSessionCall(e->id);
     const auto it = live_.find(e->id);
     if (it == live_.end()) return;
     core_.CancelClient(e->id, now);
@@ -161,23 +188,69 @@ void RouterServer::Handle(Event event, absl::Time now) {
   }
 }
 
+void RouterServer::Refuse(NewRequest event, const absl::Status& status) {
+  LogInfo("request.refused",
+          {{"request", event.prepared.client_id}, {"reason", status.ToString()}});
+  metrics_.Ended(status.code(), absl::ZeroDuration());
+  event.sink->OnError(status);
+  Ended();
+}
+
+void RouterServer::OpenSession(NewRequest event, absl::Time now) {
+  const ClientRequest& request = event.prepared.request;
+  SessionCall call;
+  call.id = request.request_id;
+  call.kind = SessionCall::Kind::kOpen;
+  call.session = request.session;
+  call.name = event.prepared.append->name;
+  call.salt = request.cache.salt();
+  call.deadline = request.deadline;
+  opening_.emplace(call.id, std::move(event));
+  core_.CallSession(std::move(call), now);
+}
+
+void RouterServer::OnSession(SessionAnswered answer, absl::Time now) {
+  if (auto call = session_calls_.extract(answer.id); !call.empty()) {
+    return call.mapped()(std::move(answer));
+  }
+  auto opening = opening_.extract(answer.id);
+  if (opening.empty()) return;
+  NewRequest event = std::move(opening.mapped());
+  if (!answer.status.ok()) return Refuse(std::move(event), answer.status);
+  const absl::Status joined = event.prepared.Join(*answer.state.tokens);
+  if (!joined.ok()) return Refuse(std::move(event), joined);
+  Accept(std::move(event), now);
+}
+
+void RouterServer::StopSessions() {
+  const auto cancel = [this](const auto& calls) {
+    std::vector<RequestId> ids;
+    for (const auto& [id, call] : calls) ids.push_back(id);
+    for (const RequestId& id : ids) core_.CancelSessionCall(id);
+  };
+  cancel(opening_);
+  cancel(session_calls_);
+  for (RouterAction& action : core_.TakeActions()) {
+    auto* answer = std::get_if<SessionAnswered>(&action);
+    if (answer == nullptr) continue;
+    answer->status = Unavailable("the router is stopping; send the request again");
+    OnSession(std::move(*answer), clock_->Now());
+  }
+}
+
 void RouterServer::Accept(NewRequest event, absl::Time now) {
   const RequestId id = event.prepared.request.request_id;
   const auto prompt_tokens = static_cast<int64_t>(event.prepared.request.prompt.size());
+  SessionId session = event.prepared.request.session;
   const absl::Status status = core_.Submit(std::move(event.prepared.request), now);
-  if (!status.ok()) {
-    LogInfo("request.refused", {{"request", id}, {"reason", status.ToString()}});
-    metrics_.Ended(status.code(), absl::ZeroDuration());
-    event.sink->OnError(status);
-    Ended();
-    return;
-  }
+  if (!status.ok()) return Refuse(std::move(event), status);
   metrics_.Accepted(prompt_tokens);
   live_[id] = Live{.answer = std::move(event.prepared.answer),
                    .sink = std::move(event.sink),
                    .submitted = now,
                    .last_token = absl::InfinitePast(),
-                   .prompt_tokens = prompt_tokens};
+                   .prompt_tokens = prompt_tokens,
+                   .session = std::move(session)};
 }
 
 void RouterServer::Perform(RouterAction action, absl::Time now) {
@@ -191,6 +264,9 @@ void RouterServer::Perform(RouterAction action, absl::Time now) {
     Complete(a->request_id, a->end, a->usage, now);
   } else if (const auto* a = std::get_if<ClientFailed>(&action)) {
     Fail(a->request_id, a->status, now);
+  } else if (auto* a = std::get_if<SessionAnswered>(&action)) {
+    OnSession(std::move(*a), now);
+    for (RouterAction& next : core_.TakeActions()) Perform(std::move(next), now);
   }
 }
 
@@ -211,7 +287,10 @@ void RouterServer::Deliver(ClientTokens tokens, absl::Time now) {
   metrics_.Generated(count);
   if (!event.empty()) live.sink->OnEvent(std::move(event));
   if (!live.answer->stopped()) return;
-  core_.CompleteClient(tokens.request_id, now);
+  const int64_t taken = live.answer->tokens_taken();
+  if (!core_.CompleteClient(tokens.request_id, taken, now) && !live.session.empty()) {
+    core_.TrimSession(live.session, live.prompt_tokens + taken, now);
+  }
   for (RouterAction& action : core_.TakeActions()) Perform(std::move(action), now);
   Complete(tokens.request_id, mesh::SequenceOutput::STOP_TOKEN,
            {.prompt_tokens = live.prompt_tokens,
@@ -228,6 +307,9 @@ void RouterServer::Complete(const RequestId& id, mesh::SequenceOutput::End end,
   live_.erase(it);
   if (AnswerEvent rest = live.answer->Flush(); !rest.empty()) live.sink->OnEvent(std::move(rest));
   AnswerEnd answer = live.answer->End(end, usage);
+  if (!live.session.empty()) {
+    answer.session_tokens = answer.usage.prompt_tokens + answer.usage.completion_tokens;
+  }
   LogInfo("request.finished", {{"request", id},
                                {"reason", v1::FinishReason_Name(answer.reason)},
                                {"prompt_tokens", answer.usage.prompt_tokens},

@@ -61,6 +61,13 @@ class RouterServer {
   // The client of this request left: its sink hears nothing more, the request is freed everywhere.
   void Cancel(const RequestId& id);
 
+  // `done` hears the answer exactly once, on the router's thread or, when the call is refused, at once; it
+  // must not block. The call's id must not have been used before.
+  using SessionDone = std::function<void(SessionAnswered)>;
+  void CallSession(SessionCall call, SessionDone done);
+  // Its `done` hears CANCELLED unless it has heard something else.
+  void CancelSession(const RequestId& id);
+
   void OnLinkOpened(LinkId link);
   // False when the mailbox is full: the link cannot be served.
   bool OnLinkMessage(LinkId link, mesh::WorkerMessage message);
@@ -85,6 +92,13 @@ class RouterServer {
   struct ClientLeft {
     RequestId id;
   };
+  struct NewSessionCall {
+    SessionCall call;
+    SessionDone done;
+  };
+  struct SessionCallLeft {
+    RequestId id;
+  };
   struct LinkOpened {
     LinkId link;
   };
@@ -96,7 +110,8 @@ class RouterServer {
     LinkId link;
     absl::Status status;
   };
-  using Event = std::variant<NewRequest, ClientLeft, LinkOpened, LinkMessage, LinkClosed>;
+  using Event = std::variant<NewRequest, ClientLeft, NewSessionCall, SessionCallLeft, LinkOpened,
+                             LinkMessage, LinkClosed>;
 
   // A request whose client is still there.
   struct Live {
@@ -106,6 +121,7 @@ class RouterServer {
     absl::Time last_token;
     int64_t prompt_tokens = 0;
     int64_t cached_tokens = 0;
+    SessionId session;  // whose turn it is; empty: nobody's
   };
 
   // OK, and the request counts as unfinished.
@@ -114,6 +130,11 @@ class RouterServer {
   void Loop();
   void Handle(Event event, absl::Time now);
   void Accept(NewRequest event, absl::Time now);
+  void Refuse(NewRequest event, const absl::Status& status);
+  // A turn that is appended: its session's tokens come first.
+  void OpenSession(NewRequest event, absl::Time now);
+  void OnSession(SessionAnswered answer, absl::Time now);
+  void StopSessions();
   void Perform(RouterAction action, absl::Time now);
   void Deliver(ClientTokens tokens, absl::Time now);
   void Complete(const RequestId& id, mesh::SequenceOutput::End end, const TokenUsage& usage,
@@ -131,6 +152,8 @@ class RouterServer {
   // The router's thread only.
   RouterCore core_;
   std::map<RequestId, Live> live_;
+  std::map<RequestId, NewRequest> opening_;  // wait for their session's tokens
+  std::map<RequestId, SessionDone> session_calls_;
 
   mutable absl::Mutex mu_;
   Snapshot snapshot_ ABSL_GUARDED_BY(mu_);

@@ -223,6 +223,7 @@ void TestMesh::MakeAttention(Worker& w) {
   capacity.set_block_bytes(static_cast<uint64_t>(w.model->state_layout().block_bytes()));
   registration.set_transport_address(w.transport->address());
   registration.set_transport_kind(w.transport->kind());
+  registration.set_session_store(w.tier != nullptr);
 
   auto on_view = [experts = w.experts.get()](const mesh::MeshView& view) {
     ExpertView to;
@@ -356,6 +357,14 @@ bool TestMesh::Cancel(const RequestId& id) {
   return router_->CancelClient(id, now());
 }
 
+SessionAnswered TestMesh::CallSession(SessionCall call) {
+  CarryOut(router_->TakeActions());
+  call.id = absl::StrFormat("call %d", next_call_++);
+  router_->CallSession(call, now());
+  CHECK(RunUntil([&] { return sessions_.contains(call.id); }), "no answer to %s", call.id);
+  return sessions_.extract(call.id).mapped();
+}
+
 void TestMesh::CarryOut(std::vector<RouterAction> actions) {
   for (RouterAction& action : actions) {
     if (auto* send = std::get_if<SendToWorker>(&action)) {
@@ -386,6 +395,8 @@ void TestMesh::CarryOut(std::vector<RouterAction> actions) {
       CHECK(!answer.ended);
       answer.ended = true;
       answer.status = failed->status;
+    } else if (auto* session = std::get_if<SessionAnswered>(&action)) {
+      CHECK(sessions_.emplace(session->id, *session).second, "answered twice");
     }
   }
 }

@@ -102,6 +102,8 @@ class TestMesh {
   absl::Status Submit(const ClientRequest& request);
   bool Cancel(const RequestId& id);
   const Answer& answer(const RequestId& id) { return answers_[id]; }
+  // Asks and waits for the answer.
+  SessionAnswered CallSession(SessionCall call);
 
   void Round();
   void RunFor(absl::Duration time);
@@ -153,8 +155,10 @@ class TestMesh {
   std::unique_ptr<RouterCore> router_;
   uint64_t next_epoch_ = 100;
   LinkId next_link_ = 1;
+  int next_call_ = 1;
   std::map<std::string, std::unique_ptr<Worker>> workers_;
   std::map<RequestId, Answer> answers_;
+  std::map<RequestId, SessionAnswered> sessions_;
 };
 
 }  // namespace deltamesh::testing

@@ -69,6 +69,7 @@ class FakeMesh {
     mesh::WorkerMessage m = TestRegister("d1", mesh::ROLE_DECODE);
     m.mutable_register_()->mutable_capacity()->set_slabs(slabs);
     m.mutable_register_()->mutable_capacity()->set_latent_blocks(4096);
+    m.mutable_register_()->set_session_store(with_store);
     router->OnLinkMessage(kLink, m);
     absl::MutexLock lock(&mu_);
     threads_.emplace_back([this] {  // keeps the lease
@@ -117,9 +118,13 @@ class FakeMesh {
   // Of the worker; set before Join.
   uint64_t slabs = 64;
   double prompt_rate = 0;
+  bool with_store = false;                             // set before Join
+  std::map<std::string, mesh::SessionRecord> records;  // what it stores; the router's thread's
+  std::atomic<bool> deaf_store = false;                // hears no command
 
  private:
   void OnSend(LinkId, mesh::RouterMessage message) {
+    if (message.has_session() && !deaf_store) OnSession(message.session());
     if (message.has_cancel()) {
       absl::MutexLock lock(&mu_);
       cancelled_.insert(message.cancel().request_id());
@@ -128,6 +133,24 @@ class FakeMesh {
     absl::MutexLock lock(&mu_);
     started_.push_back(message.start_decode());
     threads_.emplace_back([this, start = message.start_decode()] { Play(start); });
+  }
+
+  // No states: records only.
+  void OnSession(const mesh::SessionCommand& command) {
+    mesh::WorkerMessage m;
+    mesh::SessionReply* reply = m.mutable_session();
+    reply->set_call(command.call());
+    const auto found = records.find(command.session());
+    if (command.has_suspend()) {
+      records[command.session()] = command.suspend().record();
+      reply->set_tier("disk");
+      reply->set_bytes(command.suspend().record().ByteSizeLong());
+    } else if (command.has_read() && found != records.end()) {
+      *reply->mutable_record() = found->second;
+    } else {
+      reply->set_code(static_cast<int>(absl::StatusCode::kNotFound));
+    }
+    router->OnLinkMessage(kLink, m);
   }
 
   void Play(const mesh::StartDecode& start) {

@@ -483,11 +483,11 @@ TEST_F(RequestTest, CompletedByItsClientCountsAsFinished) {
   Drain();
   Tokens(kDecode, "a", {1, 2}, 0);
   Drain();
-  EXPECT_TRUE(core->CompleteClient("a", now));
+  EXPECT_TRUE(core->CompleteClient("a", 0, now));
   EXPECT_EQ(Drain(), "2 <- Cancel a\n");
   EXPECT_EQ(core->counters().finished, 1u);
   EXPECT_EQ(core->counters().cancelled, 0u);
-  EXPECT_FALSE(core->CompleteClient("a", now));
+  EXPECT_FALSE(core->CompleteClient("a", 0, now));
 }
 
 TEST_F(RequestTest, CancelIsSilentAndIdempotent) {

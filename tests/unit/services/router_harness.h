@@ -72,6 +72,14 @@ inline std::string DescribeMessage(const mesh::RouterMessage& m) {
     }
     case mesh::RouterMessage::kCancel:
       return "Cancel " + m.cancel().request_id();
+    case mesh::RouterMessage::kSession: {
+      const auto& c = m.session();
+      if (c.has_read()) return absl::StrFormat("Read %d", c.call());
+      if (c.has_load()) {
+        return absl::StrFormat("Load %d tokens=%d", c.call(), c.load().tokens_size());
+      }
+      return absl::StrFormat("Suspend %d tokens=%d", c.call(), c.suspend().record().tokens_size());
+    }
     default:
       return "(empty)";
   }
@@ -93,6 +101,14 @@ inline std::string DescribeAction(const RouterAction& action) {
     return absl::StrFormat("client %s finished %s usage %d+%d cached %d", a->request_id,
                            mesh::SequenceOutput::End_Name(a->end), a->usage.prompt_tokens,
                            a->usage.completion_tokens, a->usage.cached_tokens);
+  }
+  if (const auto* a = std::get_if<SessionAnswered>(&action)) {
+    if (!a->status.ok()) return absl::StrFormat("session %s: %s", a->id, a->status.ToString());
+    const SessionState& s = a->state;
+    return absl::StrFormat("session %s: %d tokens%s%s%s, position %d at \"%s\" %s", a->id,
+                           s.tokens->size(), s.ended ? ", ended" : "",
+                           s.suspended ? ", suspended" : "", s.running ? ", running" : "",
+                           s.position, s.worker, s.tier);
   }
   const auto& a = std::get<ClientFailed>(action);
   return absl::StrFormat("client %s failed %s: %s", a.request_id,

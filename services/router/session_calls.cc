@@ -1,0 +1,584 @@
+#include "services/router/session_calls.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "runtime/prefix/prefix_hash.h"
+
+namespace deltamesh {
+namespace {
+
+using Kind = SessionCall::Kind;
+
+absl::Status NotKnown(const std::string& name, bool stores) {
+  return NotFound(
+      "session: \"%s\" is not known under this salt, nor is it suspended%s; begin it with a "
+      "Generate that "
+      "names it in cache.session and not append_to_session",
+      name, stores ? "" : " where this router could see it (no worker has --store-dir)");
+}
+
+absl::Status Running(const std::string& name) {
+  return FailedPrecondition(
+      "session: a turn of \"%s\" is being answered; wait for its end or cancel it", name);
+}
+
+absl::Status Suspending(const std::string& name) {
+  return FailedPrecondition("session: \"%s\" is being suspended; call again when it is", name);
+}
+
+SessionRefusal RefusalOf(const absl::Status& status) {
+  if (absl::IsDataLoss(status)) return SessionRefusal::kDamaged;
+  if (absl::IsFailedPrecondition(status)) return SessionRefusal::kForeign;
+  return SessionRefusal::kStore;
+}
+
+absl::Status StatusOf(const mesh::SessionReply& reply, const std::string& worker) {
+  const bool known =
+      reply.code() > 0 && reply.code() <= static_cast<int>(absl::StatusCode::kUnauthenticated);
+  return absl::Status(
+      known ? static_cast<absl::StatusCode>(reply.code()) : absl::StatusCode::kInternal,
+      absl::StrFormat("worker \"%s\": %s", worker, reply.message()));
+}
+
+}  // namespace
+
+const char* SessionRefusalName(SessionRefusal why) {
+  static constexpr const char* kNames[] = {"not_found", "running", "exists",  "no_store",
+                                           "full",      "lost",    "damaged", "foreign",
+                                           "store",     "deadline"};
+  static_assert(std::size(kNames) == static_cast<size_t>(SessionRefusal::kCount));
+  return kNames[static_cast<size_t>(why)];
+}
+
+SessionCalls::SessionCalls(const RouterOptions* options, RouterCounters* counters,
+                           Membership* members, const PrefixFeed* prefixes,
+                           std::vector<RouterAction>* actions)
+    : options_(options),
+      counters_(counters),
+      members_(members),
+      prefixes_(prefixes),
+      actions_(actions),
+      table_(options->sessions_max, options->session_bytes_max) {}
+
+void SessionCalls::Keep(const SessionId& id, std::vector<TokenId> tokens, bool ended,
+                        absl::Time now) {
+  ++counters_->sessions.kept;
+  tokens.shrink_to_fit();
+  table_.Put(id, std::make_shared<const std::vector<TokenId>>(std::move(tokens)), ended, now);
+}
+
+void SessionCalls::Trim(const SessionId& id, int64_t tokens, absl::Time now) {
+  const Session* session = table_.Find(id);
+  if (session == nullptr || static_cast<int64_t>(session->tokens->size()) <= tokens) return;
+  const auto begin = session->tokens->begin();
+  table_.Put(id, std::make_shared<const std::vector<TokenId>>(begin, begin + tokens),
+             /*ended=*/false, now);
+}
+
+// ---- calls ---------------------------------------------------------------------------------------
+
+void SessionCalls::Start(SessionCall spec, bool running, bool target_running, absl::Time now) {
+  CHECK(!calls_.contains(spec.id), "a session call's id is in use");
+  Call& call = calls_[spec.id];
+  call.spec = std::move(spec);
+  call.running = running;
+  call.spec.deadline = std::min(call.spec.deadline, now + options_->session_call_max);
+  if (live() > options_->session_calls_max) {
+    return Refuse(
+        call, SessionRefusal::kFull,
+        ResourceExhausted("%d session calls are going on, the router's bound; retry later",
+                          options_->session_calls_max));
+  }
+  if (call.spec.deadline <= now) {
+    return Refuse(call, SessionRefusal::kDeadline,
+                  DeadlineExceeded("the deadline passed before the call began"));
+  }
+  const Kind kind = call.spec.kind;
+  if (running && (kind == Kind::kSuspend || kind == Kind::kOpen)) {
+    return Refuse(call, SessionRefusal::kRunning, Running(call.spec.name));
+  }
+  if (kind == Kind::kFork && call.spec.target == call.spec.session) {
+    return Refuse(call, SessionRefusal::kExists,
+                  InvalidArgument("new_session: \"%s\" is the session itself; use another name",
+                                  call.spec.target_name));
+  }
+  if (target_running) {
+    return Refuse(call, SessionRefusal::kRunning, Running(call.spec.target_name));
+  }
+  if (kind != Kind::kGet && kind != Kind::kFork && IsSuspending(call.spec.session)) {
+    return Refuse(call, SessionRefusal::kRunning, Suspending(call.spec.name));
+  }
+  const Session* session = table_.Find(call.spec.session);
+  if (session == nullptr) return Read(call, Phase::kReading, call.spec.session, now);
+  AnswerKnown(call, *session, now);
+}
+
+void SessionCalls::AnswerKnown(Call& call, const Session& session, absl::Time now) {
+  call.state.tokens = session.tokens;
+  call.state.ended = session.ended;
+  call.state.used = session.used;
+  call.state.running = call.running;
+  switch (call.spec.kind) {
+    case Kind::kGet:
+      call.state.holders = HoldersOf(call.spec.salt, session.tokens);
+      if (!call.state.holders.empty()) call.state.position = call.state.holders.front().position;
+      return Answer(call);
+    case Kind::kSuspend:
+      return Suspend(call, session, now);
+    case Kind::kFork:
+      return Fork(call, now);
+    case Kind::kOpen:
+      table_.Touch(call.spec.session, now);
+      return Answer(call);
+    case Kind::kResume:
+      table_.Touch(call.spec.session, now);
+      return Load(call, now);
+  }
+}
+
+void SessionCalls::Cancel(const RequestId& id) {
+  const auto it = calls_.find(id);
+  if (it == calls_.end()) return;
+  Refuse(it->second, SessionRefusal::kDeadline, absl::CancelledError("the client left"));
+}
+
+void SessionCalls::Answer(Call& call) {
+  actions_->push_back(SessionAnswered{call.spec.id, absl::OkStatus(), std::move(call.state)});
+  by_number_.erase(call.number);
+  const RequestId id = call.spec.id;
+  calls_.erase(id);
+}
+
+void SessionCalls::Refuse(Call& call, SessionRefusal why, const absl::Status& status) {
+  Count(why);
+  LogInfo(
+      "session.refused",
+      {{"call", call.spec.id}, {"why", SessionRefusalName(why)}, {"reason", MessageOf(status)}});
+  actions_->push_back(SessionAnswered{call.spec.id, status, {}});
+  by_number_.erase(call.number);
+  const RequestId id = call.spec.id;
+  calls_.erase(id);
+}
+
+// ---- reading a record ----------------------------------------------------------------------------
+
+void SessionCalls::Read(Call& call, Phase phase, const SessionId& session, absl::Time now) {
+  call.phase = phase;
+  call.phase_end = now + options_->session_read_max;
+  call.refused = absl::OkStatus();
+  call.lost.clear();
+  mesh::SessionCommand command = Command(call, session);
+  command.mutable_read();
+  for (const Worker* worker : Stores()) {
+    call.asked.insert(worker->link);
+    Send(worker->link, command);
+  }
+  if (call.asked.empty()) ReadEnded(call, now);
+}
+
+void SessionCalls::OnRead(Call& call, const Worker& from, const mesh::SessionReply& reply,
+                          absl::Time now) {
+  const SessionId& session = call.phase == Phase::kReading ? call.spec.session : call.spec.target;
+  absl::Status status = reply.code() == 0 ? absl::OkStatus() : StatusOf(reply, from.load.name);
+  if (status.ok()) {
+    status = Annotate(CheckRecord(reply.record(), session),
+                      absl::StrFormat("worker \"%s\"", from.load.name));
+  }
+  if (status.ok()) {
+    if (call.phase == Phase::kReadingTarget) {
+      call.asked.clear();
+      return Refuse(call, SessionRefusal::kExists,
+                    absl::AlreadyExistsError(absl::StrFormat(
+                        "new_session: \"%s\" is suspended; use another name, or set replace",
+                        call.spec.target_name)));
+    }
+    // Workers that share no folder may hold records of several suspensions.
+    if (!call.record || call.record->suspended_unix_ns() < reply.record().suspended_unix_ns()) {
+      call.record = reply.record();
+      call.read_from = from.load.name;
+      call.read_tier = reply.tier();
+    }
+  } else if (!absl::IsNotFound(status)) {
+    Count(RefusalOf(status));
+    LogWarning("session.record_refused", {{"call", call.spec.id}, {"reason", MessageOf(status)}});
+    call.refused = std::move(status);
+  }
+  if (call.asked.empty()) ReadEnded(call, now);
+}
+
+void SessionCalls::ReadEnded(Call& call, absl::Time now) {
+  if (call.phase == Phase::kReading && call.record) return Found(call, now);
+  if (!call.lost.empty()) {
+    return Refuse(call, SessionRefusal::kLost,
+                  Unavailable("worker \"%s\" did not say whether it has session \"%s\"; call again",
+                              call.lost, call.spec.name));
+  }
+  // A name whose record is worth nothing is free.
+  if (call.phase == Phase::kReadingTarget) return PutFork(call, now);
+  if (!call.refused.ok()) {
+    return Refuse(call, RefusalOf(call.refused),
+                  absl::DataLossError(absl::StrFormat(
+                      "session: the record of \"%s\" was refused (%s); begin it anew",
+                      call.spec.name, MessageOf(call.refused))));
+  }
+  Refuse(call, SessionRefusal::kNotFound, NotKnown(call.spec.name, !Stores().empty()));
+}
+
+absl::Status SessionCalls::CheckRecord(const mesh::SessionRecord& record,
+                                       const SessionId& session) const {
+  const auto identity = members_->identity();
+  if (record.version() != kSessionRecordVersion) {
+    return FailedPrecondition("its record has version %d, this router reads %d", record.version(),
+                              kSessionRecordVersion);
+  }
+  if (!identity || record.digest() != identity->digest() ||
+      record.state_layout() != identity->state_layout() ||
+      record.text_digest() != identity->text_digest()) {
+    return FailedPrecondition("its record is of model %s, layout %d; here is %s, layout %d",
+                              record.digest(), record.state_layout(),
+                              identity ? identity->digest() : "none",
+                              identity ? identity->state_layout() : 0);
+  }
+  if (record.session() != session) {
+    return absl::DataLossError("its record carries the name of another session");
+  }
+  const bool tokens = record.tokens_size() > 0 &&
+                      std::all_of(record.tokens().begin(), record.tokens().end(), [&](int32_t t) {
+                        return t >= 0 && (options_->vocab == 0 || t < options_->vocab);
+                      });
+  if (!tokens || record.position() > static_cast<uint64_t>(record.tokens_size())) {
+    return absl::DataLossError("its record holds no tokens, or impossible ones");
+  }
+  return absl::OkStatus();
+}
+
+void SessionCalls::Found(Call& call, absl::Time now) {
+  const mesh::SessionRecord& record = *call.record;
+  call.state.tokens =
+      std::make_shared<const std::vector<TokenId>>(record.tokens().begin(), record.tokens().end());
+  call.state.ended = record.ended();
+  call.state.suspended = true;
+  call.state.used = absl::FromUnixNanos(static_cast<int64_t>(record.suspended_unix_ns()));
+  call.state.position = static_cast<int64_t>(record.position());
+  switch (call.spec.kind) {
+    case Kind::kGet:
+      call.state.holders = HoldersOf(call.spec.salt, call.state.tokens);
+      return Answer(call);
+    case Kind::kSuspend:  // it is
+      call.state.worker = call.read_from;
+      call.state.tier = call.read_tier;
+      return Answer(call);
+    case Kind::kFork:
+      return Fork(call, now);
+    case Kind::kOpen:
+    case Kind::kResume:
+      // A turn that did not wait may have made it anew meanwhile; that one is newer.
+      if (const Session* newer = table_.Find(call.spec.session)) {
+        call.state.tokens = newer->tokens;
+        call.state.ended = newer->ended;
+      } else {
+        table_.Put(call.spec.session, call.state.tokens, call.state.ended, now);
+        ++counters_->sessions.resumed;
+      }
+      call.state.suspended = false;
+      return Load(call, now);
+  }
+}
+
+// ---- fork ----------------------------------------------------------------------------------------
+
+void SessionCalls::Fork(Call& call, absl::Time now) {
+  if (!call.spec.replace) {
+    if (table_.Find(call.spec.target) != nullptr) {
+      return Refuse(call, SessionRefusal::kExists,
+                    absl::AlreadyExistsError(absl::StrFormat(
+                        "new_session: \"%s\" exists; use another name, or set replace",
+                        call.spec.target_name)));
+    }
+    return Read(call, Phase::kReadingTarget, call.spec.target, now);
+  }
+  PutFork(call, now);
+}
+
+void SessionCalls::PutFork(Call& call, absl::Time now) {
+  if (!table_.Put(call.spec.target, call.state.tokens, call.state.ended, now)) {
+    return Refuse(call, SessionRefusal::kFull,
+                  ResourceExhausted("session: %d tokens are more than the router remembers; raise "
+                                    "--session-mib",
+                                    call.state.tokens->size()));
+  }
+  ++counters_->sessions.forked;
+  Answer(call);
+}
+
+// ---- suspend -------------------------------------------------------------------------------------
+
+void SessionCalls::Suspend(Call& call, const Session& session, absl::Time now) {
+  const std::vector<Worker*> stores = Stores();
+  if (stores.empty()) {
+    return Refuse(
+        call, SessionRefusal::kNoStore,
+        FailedPrecondition("no worker has a store to suspend \"%s\" to; start prefill and "
+                           "decode workers with --store-dir",
+                           call.spec.name));
+  }
+  Worker* chosen = nullptr;
+  int64_t deepest = -1;
+  for (const SessionHolding& h : HoldersOf(call.spec.salt, session.tokens)) {
+    Worker* worker = ByName(h.worker);
+    if (worker != nullptr && worker->registration.session_store() && h.position > deepest) {
+      chosen = worker;
+      deepest = h.position;
+    }
+  }
+  if (chosen == nullptr) chosen = stores.front();
+  mesh::SessionCommand command = Command(call, call.spec.session);
+  command.mutable_suspend()->set_salt(call.spec.salt);
+  *command.mutable_suspend()->mutable_record() = MakeRecord(call, session, now);
+  call.phase = Phase::kWriting;
+  call.phase_end = absl::InfiniteFuture();
+  call.version = session.version;
+  call.asked.insert(chosen->link);
+  Send(chosen->link, std::move(command));
+}
+
+mesh::SessionRecord SessionCalls::MakeRecord(const Call& call, const Session& session,
+                                             absl::Time now) const {
+  const auto identity = members_->identity();
+  mesh::SessionRecord record;
+  record.set_version(kSessionRecordVersion);
+  record.set_session(call.spec.session);
+  record.set_digest(identity->digest());
+  record.set_state_layout(identity->state_layout());
+  record.set_text_digest(identity->text_digest());
+  record.mutable_tokens()->Assign(session.tokens->begin(), session.tokens->end());
+  record.set_ended(session.ended);
+  record.set_suspended_unix_ns(static_cast<uint64_t>(absl::ToUnixNanos(now)));
+  return record;
+}
+
+void SessionCalls::OnWritten(Call& call, const Worker& from, const mesh::SessionReply& reply,
+                             absl::Time) {
+  if (reply.code() != 0) {
+    const absl::Status status = StatusOf(reply, from.load.name);
+    return Refuse(
+        call, SessionRefusal::kStore,
+        Annotate(status, absl::StrFormat("session \"%s\" stays in memory", call.spec.name)));
+  }
+  // What was said meanwhile is not in the record.
+  const Session* now_known = table_.Find(call.spec.session);
+  if (now_known != nullptr && now_known->version == call.version) table_.Erase(call.spec.session);
+  ++counters_->sessions.suspended;
+  call.state.position = static_cast<int64_t>(reply.position());
+  call.state.bytes = reply.bytes();
+  call.state.tier = reply.tier();
+  call.state.worker = from.load.name;
+  call.state.suspended = true;
+  Answer(call);
+}
+
+bool SessionCalls::IsSuspending(const SessionId& id) const {
+  return std::any_of(calls_.begin(), calls_.end(), [&](const auto& entry) {
+    return entry.second.phase == Phase::kWriting && entry.second.spec.session == id;
+  });
+}
+
+// ---- load ----------------------------------------------------------------------------------------
+
+void SessionCalls::Load(Call& call, absl::Time now) {
+  const int64_t stored = call.record ? static_cast<int64_t>(call.record->position()) : 0;
+  SessionHolding memory, cold;
+  Worker* chosen = nullptr;
+  for (const SessionHolding& h : HoldersOf(call.spec.salt, call.state.tokens)) {
+    if (!h.cold) {
+      if (h.position > memory.position) memory = h;
+      continue;
+    }
+    Worker* worker = ByName(h.worker);
+    const bool can = worker != nullptr && worker->registration.session_store() &&
+                     worker->registration.role() == mesh::ROLE_DECODE;
+    if (h.position > cold.position) cold = h;
+    if (can && chosen == nullptr) chosen = worker;
+  }
+  call.state.position = memory.position;
+  call.state.worker = memory.worker;
+  call.state.tier = memory.position > 0 ? "memory" : "";
+  if (memory.position >= std::max(stored, cold.position)) return Answer(call);
+  const std::vector<Worker*> stores = Stores();
+  if (chosen == nullptr && !stores.empty()) {
+    const auto reader = std::find_if(stores.begin(), stores.end(), [&](const Worker* w) {
+      return w->load.name == call.read_from && w->registration.role() == mesh::ROLE_DECODE;
+    });
+    chosen = reader != stores.end() ? *reader : stores.front();
+  }
+  if (chosen == nullptr) return Answer(call);
+  mesh::SessionCommand command = Command(call, call.spec.session);
+  command.mutable_load()->set_salt(call.spec.salt);
+  command.mutable_load()->mutable_tokens()->Assign(call.state.tokens->begin(),
+                                                   call.state.tokens->end());
+  call.phase = Phase::kLoading;
+  call.phase_end = now + options_->session_call_max;
+  call.asked.insert(chosen->link);
+  Send(chosen->link, std::move(command));
+}
+
+void SessionCalls::OnLoaded(Call& call, const Worker& from, const mesh::SessionReply& reply,
+                            absl::Time) {
+  if (reply.code() != 0) {
+    // The tokens are here: the state will be computed again.
+    const absl::Status status = StatusOf(reply, from.load.name);
+    if (!absl::IsNotFound(status)) Count(RefusalOf(status));
+    LogWarning("session.not_loaded", {{"call", call.spec.id}, {"reason", MessageOf(status)}});
+    return Answer(call);
+  }
+  call.state.position = static_cast<int64_t>(reply.position());
+  call.state.bytes = reply.bytes();
+  call.state.tier = reply.tier();
+  call.state.worker = from.load.name;
+  Answer(call);
+}
+
+// ---- events --------------------------------------------------------------------------------------
+
+void SessionCalls::OnReply(LinkId link, const mesh::SessionReply& reply, absl::Time now) {
+  const auto number = by_number_.find(reply.call());
+  const auto it = number == by_number_.end() ? calls_.end() : calls_.find(number->second);
+  const Worker* from = members_->Find(link);
+  if (it == calls_.end() || from == nullptr || it->second.number != reply.call() ||
+      it->second.asked.erase(link) == 0) {
+    ++counters_->stale_messages;
+    return;
+  }
+  Call& call = it->second;
+  switch (call.phase) {
+    case Phase::kReading:
+    case Phase::kReadingTarget:
+      return OnRead(call, *from, reply, now);
+    case Phase::kWriting:
+      return OnWritten(call, *from, reply, now);
+    case Phase::kLoading:
+      return OnLoaded(call, *from, reply, now);
+  }
+}
+
+void SessionCalls::OnLost(LinkId link, const std::string& name, const absl::Status& why,
+                          absl::Time now) {
+  std::vector<RequestId> affected;
+  for (auto& [id, call] : calls_) {
+    if (call.asked.erase(link) > 0) affected.push_back(id);
+  }
+  for (const RequestId& id : affected) {
+    Call& call = calls_.at(id);
+    if (call.phase == Phase::kReading || call.phase == Phase::kReadingTarget) {
+      call.lost = name;
+      if (call.asked.empty()) ReadEnded(call, now);
+    } else if (call.phase == Phase::kLoading && call.spec.kind == Kind::kOpen) {
+      Answer(call);  // the tokens suffice
+    } else {
+      Refuse(call, SessionRefusal::kLost,
+             Unavailable("worker \"%s\" was lost: %s; call again", name, MessageOf(why)));
+    }
+  }
+}
+
+void SessionCalls::Tick(absl::Time now) {
+  std::vector<RequestId> due;
+  for (const auto& [id, call] : calls_) {
+    if (now >= call.spec.deadline || now >= call.phase_end) due.push_back(id);
+  }
+  for (const RequestId& id : due) {
+    Call& call = calls_.at(id);
+    if (now >= call.spec.deadline) {
+      Refuse(call, SessionRefusal::kDeadline,
+             DeadlineExceeded("session \"%s\": the call's deadline passed while workers were asked",
+                              call.spec.name));
+      continue;
+    }
+    if (call.phase == Phase::kLoading) {
+      Answer(call);
+      continue;
+    }
+    for (const LinkId link : std::exchange(call.asked, {})) {
+      if (const Worker* silent = members_->Find(link)) call.lost = silent->load.name;
+    }
+    ReadEnded(call, now);
+  }
+}
+
+// ---- workers -------------------------------------------------------------------------------------
+
+// Decode workers first, those with most room in front.
+std::vector<Worker*> SessionCalls::Stores() const {
+  std::vector<Worker*> out;
+  for (const mesh::Role role : {mesh::ROLE_DECODE, mesh::ROLE_PREFILL}) {
+    for (Worker* worker : members_->Alive(role)) {
+      if (worker->registration.session_store()) out.push_back(worker);
+    }
+  }
+  std::stable_sort(out.begin(), out.end(), [](const Worker* a, const Worker* b) {
+    const auto rank = [](const Worker* w) {
+      return std::tuple(w->registration.role() != mesh::ROLE_DECODE, w->load.draining,
+                        -w->load.slabs_free);
+    };
+    return rank(a) < rank(b);
+  });
+  return out;
+}
+
+Worker* SessionCalls::ByName(const std::string& name) const {
+  for (const mesh::Role role : {mesh::ROLE_DECODE, mesh::ROLE_PREFILL}) {
+    for (Worker* worker : members_->Alive(role)) {
+      if (worker->load.name == name) return worker;
+    }
+  }
+  return nullptr;
+}
+
+// Deepest first; of equals decode workers first, then by name.
+std::vector<SessionHolding> SessionCalls::HoldersOf(const std::string& salt,
+                                                    const SessionTokens& tokens) const {
+  const auto identity = members_->identity();
+  if (prefixes_->empty() || !identity) return {};
+  PrefixChain chain(PrefixModel(identity->digest(), identity->state_layout()), salt);
+  chain.Append(*tokens);
+  std::vector<uint64_t> keys;
+  for (const PrefixKey& key : chain.keys()) keys.push_back(key.index());
+  if (keys.empty()) return {};
+  std::vector<std::pair<bool, SessionHolding>> found;
+  for (const auto& [link, match] : prefixes_->Find(keys)) {
+    const Worker* worker = std::as_const(*members_).Find(link);
+    if (worker == nullptr || match.snapshot == 0) continue;
+    found.push_back({worker->registration.role() != mesh::ROLE_DECODE,
+                     {worker->load.name, match.snapshot * kPrefixBlockTokens, match.cold}});
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
+    return std::tuple(-a.second.position, a.first, a.second.cold, a.second.worker) <
+           std::tuple(-b.second.position, b.first, b.second.cold, b.second.worker);
+  });
+  std::vector<SessionHolding> holders;
+  for (auto& [prefill, holding] : found) holders.push_back(std::move(holding));
+  return holders;
+}
+
+mesh::SessionCommand SessionCalls::Command(Call& call, const SessionId& session) {
+  by_number_.erase(call.number);
+  call.number = next_number_++;
+  by_number_[call.number] = call.spec.id;
+  mesh::SessionCommand command;
+  command.set_call(call.number);
+  command.set_session(session);
+  command.set_deadline_unix_ns(static_cast<uint64_t>(absl::ToUnixNanos(call.spec.deadline)));
+  return command;
+}
+
+void SessionCalls::Send(LinkId link, mesh::SessionCommand command) {
+  mesh::RouterMessage message;
+  *message.mutable_session() = std::move(command);
+  actions_->push_back(SendToWorker{link, std::move(message)});
+}
+
+}  // namespace deltamesh

@@ -1,0 +1,110 @@
+// The sessions of a router and what clients ask of them: looks into the table, and where that does not
+// suffice asks workers, one exchange after the other.
+//
+//   kGet, kResume, kOpen, kFork of a session that is not in the table: every worker with a store is asked for
+//     its record; the newest good one counts. kResume and kOpen then put it into the table and have one
+//     worker load its state; without that state (none is stored, it does not load) the tokens still serve.
+//   kSuspend: the worker that holds the deepest snapshot writes it and the record; then the table forgets it.
+//   kFork: unless it may replace, every store is asked whether it knows the new name.
+//
+// Every call is answered exactly once, by a SessionAnswered action. Commands carry numbers that are never
+// used twice; a reply under any number but the awaited one is stale.
+//
+// Not thread-safe: part of the router's core.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "deltamesh/mesh/session.pb.h"
+#include "services/router/membership.h"
+#include "services/router/prefix_feed.h"
+#include "services/router/router_core.h"
+#include "services/router/session_types.h"
+
+namespace deltamesh {
+
+inline constexpr uint32_t kSessionRecordVersion = 1;
+
+class SessionCalls {
+ public:
+  // All must outlive this.
+  SessionCalls(const RouterOptions* options, RouterCounters* counters, Membership* members,
+               const PrefixFeed* prefixes, std::vector<RouterAction>* actions);
+
+  // The session's newest turn ended.
+  void Keep(const SessionId& id, std::vector<TokenId> tokens, bool ended, absl::Time now);
+  // Leaves at most `tokens` of it.
+  void Trim(const SessionId& id, int64_t tokens, absl::Time now);
+  // `running`: a turn of the session is being answered; `target_running`: one of the fork's.
+  void Start(SessionCall call, bool running, bool target_running, absl::Time now);
+  // The client left: answered with CANCELLED.
+  void Cancel(const RequestId& id);
+
+  void OnReply(LinkId link, const mesh::SessionReply& reply, absl::Time now);
+  void OnLost(LinkId link, const std::string& name, const absl::Status& why, absl::Time now);
+  void Tick(absl::Time now);
+
+  const SessionTable& table() const { return table_; }
+  int64_t live() const { return static_cast<int64_t>(calls_.size()); }
+
+ private:
+  enum class Phase { kReading, kReadingTarget, kWriting, kLoading };
+  struct Call {
+    SessionCall spec;
+    bool running = false;
+    Phase phase = Phase::kReading;
+    uint64_t number = 0;  // of the commands that are out
+    std::set<LinkId> asked;
+    absl::Time phase_end;
+    absl::Status refused;  // a record was, the last one
+    std::string lost;      // a worker that did not answer
+    uint64_t version = 0;  // kWriting: of the entry
+    std::optional<mesh::SessionRecord> record;
+    std::string read_from, read_tier;  // the worker that has the record, and where
+    SessionState state;                // what is to be answered
+  };
+
+  void AnswerKnown(Call& call, const Session& session, absl::Time now);
+  void Suspend(Call& call, const Session& session, absl::Time now);
+  void Fork(Call& call, absl::Time now);
+  void PutFork(Call& call, absl::Time now);
+  void Read(Call& call, Phase phase, const SessionId& session, absl::Time now);
+  void OnRead(Call& call, const Worker& from, const mesh::SessionReply& reply, absl::Time now);
+  // Every store has answered, is lost or had its time.
+  void ReadEnded(Call& call, absl::Time now);
+  void Found(Call& call, absl::Time now);
+  // Brings the state of a session in the table into memory, or answers when there is nothing to bring.
+  void Load(Call& call, absl::Time now);
+  void OnWritten(Call& call, const Worker& from, const mesh::SessionReply& reply, absl::Time now);
+  void OnLoaded(Call& call, const Worker& from, const mesh::SessionReply& reply, absl::Time now);
+
+  absl::Status CheckRecord(const mesh::SessionRecord& record, const SessionId& session) const;
+  mesh::SessionRecord MakeRecord(const Call& call, const Session& session, absl::Time now) const;
+  std::vector<SessionHolding> HoldersOf(const std::string& salt, const SessionTokens& tokens) const;
+  std::vector<Worker*> Stores() const;  // prefill and decode workers that have one
+  Worker* ByName(const std::string& name) const;
+  mesh::SessionCommand Command(Call& call, const SessionId& session);
+  void Send(LinkId link, mesh::SessionCommand command);
+  bool IsSuspending(const SessionId& id) const;
+
+  void Answer(Call& call);
+  void Refuse(Call& call, SessionRefusal why, const absl::Status& status);
+  void Count(SessionRefusal why) { ++counters_->sessions.refused[static_cast<size_t>(why)]; }
+
+  const RouterOptions* const options_;
+  RouterCounters* const counters_;
+  Membership* const members_;
+  const PrefixFeed* const prefixes_;
+  std::vector<RouterAction>* const actions_;
+  SessionTable table_;
+  std::map<RequestId, Call> calls_;
+  std::map<uint64_t, RequestId> by_number_;
+  uint64_t next_number_ = 1;
+};
+
+}  // namespace deltamesh

@@ -1,0 +1,19 @@
+// What a session is called inside the mesh.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace deltamesh {
+
+// SHA-256(salt length as a decimal number, ":", salt, name): tenants cannot name each other's. 32 bytes;
+// empty is no session.
+using SessionId = std::string;
+
+SessionId MakeSessionId(std::string_view salt, std::string_view name);
+
+// Its first eight bytes, little-endian, for the hints of workers' caches; never 0, which is no session.
+uint64_t SessionNumber(const SessionId& id);
+
+}  // namespace deltamesh

@@ -1,0 +1,424 @@
+// Sessions in the router's core, as transcripts: what clients ask, what workers are told, what comes back.
+#include "services/router/session_calls.h"
+
+#include "runtime/prefix/prefix_hash.h"
+#include "tests/unit/services/router_harness.h"
+
+namespace deltamesh {
+namespace {
+
+using Kind = SessionCall::Kind;
+
+constexpr LinkId kPrefill = 1, kDecode = 2, kDecode2 = 4;
+
+SessionId Id(const std::string& name, const std::string& salt = "") {
+  return MakeSessionId(salt, name);
+}
+
+class SessionCallsTest : public RouterCoreTest {
+ protected:
+  void JoinWithStore(LinkId link, const std::string& name, mesh::Role role) {
+    mesh::WorkerMessage registration = TestRegister(name, role);
+    registration.mutable_register_()->set_session_store(true);
+    Open(link, registration);
+    Drain();
+  }
+
+  // One whole turn of a session: `prompt` tokens 0, 1, 2, ... and the answer.
+  void Turn(const std::string& session, int64_t prompt, std::vector<int> answer,
+            mesh::SequenceOutput::End end = mesh::SequenceOutput::STOP_TOKEN) {
+    ClientRequest request = Make("turn", prompt);
+    request.session = Id(session);
+    ASSERT_TRUE(core->Submit(request, now).ok());
+    Drain();
+    Tokens(kDecode, "turn", std::move(answer), 0, end);
+    Drain();
+  }
+
+  std::string Call(Kind kind, const std::string& name, const std::string& target = "",
+                   bool replace = false, absl::Duration deadline = absl::InfiniteDuration()) {
+    SessionCall call;
+    call.id = "c";
+    call.kind = kind;
+    call.session = Id(name);
+    call.name = name;
+    if (!target.empty()) call.target = Id(target);
+    call.target_name = target;
+    call.replace = replace;
+    call.deadline = now + deadline;
+    core->CallSession(call, now);
+    return Drain();
+  }
+
+  // `link` holds a snapshot of the first `blocks` blocks of tokens 0, 1, 2, ...
+  void Hold(LinkId link, int64_t blocks, bool cold = false) {
+    const mesh::ModelIdentity id = TestIdentity();
+    PrefixChain chain(PrefixModel(id.digest(), id.state_layout()), "");
+    std::vector<TokenId> tokens;
+    for (int64_t i = 0; i < blocks * 64; ++i) tokens.push_back(static_cast<TokenId>(i));
+    chain.Append(tokens);
+    mesh::WorkerMessage m;
+    mesh::PrefixChanges* changes = m.mutable_prefixes();
+    changes->set_complete(true);
+    for (const PrefixKey& key : chain.keys()) {
+      changes->add_keys(key.index());
+      changes->mutable_changes()->push_back(mesh::PrefixChanges::LATENTS_ADDED);
+    }
+    changes->add_keys(chain.keys().back().index());
+    changes->mutable_changes()->push_back(cold ? mesh::PrefixChanges::SNAPSHOT_COLD
+                                               : mesh::PrefixChanges::SNAPSHOT_ADDED);
+    Send(link, m);
+    Drain();
+  }
+
+  static mesh::SessionRecord Record(const std::string& name, int64_t tokens, uint64_t position) {
+    const mesh::ModelIdentity id = TestIdentity();
+    mesh::SessionRecord record;
+    record.set_version(kSessionRecordVersion);
+    record.set_session(Id(name));
+    record.set_digest(id.digest());
+    record.set_state_layout(id.state_layout());
+    record.set_text_digest(id.text_digest());
+    for (int64_t i = 0; i < tokens; ++i) record.add_tokens(static_cast<int>(i));
+    record.set_position(position);
+    record.set_ended(true);
+    return record;
+  }
+  std::string Reply(LinkId link, uint64_t call, const absl::Status& status = absl::OkStatus(),
+                    const std::function<void(mesh::SessionReply*)>& fill = {}) {
+    mesh::WorkerMessage m;
+    m.mutable_session()->set_call(call);
+    m.mutable_session()->set_code(static_cast<int>(status.code()));
+    m.mutable_session()->set_message(MessageOf(status));
+    if (fill) fill(m.mutable_session());
+    Send(link, m);
+    return Drain();
+  }
+  std::string ReplyRecord(LinkId link, uint64_t call, const mesh::SessionRecord& record) {
+    return Reply(link, call, {}, [&](auto* reply) { *reply->mutable_record() = record; });
+  }
+  uint64_t Refused(SessionRefusal why) const {
+    return core->counters().sessions.refused[static_cast<size_t>(why)];
+  }
+};
+
+TEST_F(SessionCallsTest, AFinishedTurnIsTheSessionsContent) {
+  Join(kDecode, "d1", mesh::ROLE_DECODE);
+  EXPECT_EQ(Call(Kind::kGet, "s").substr(0, 32), "session c: NOT_FOUND: session: \"");
+  Turn("s", 60, {5, 6, 7});
+  EXPECT_EQ(Call(Kind::kGet, "s"), "session c: 63 tokens, ended, position 0 at \"\" \n");
+  Turn("s", 50, {5, 6, 7, 8, 9, 10, 11, 12}, mesh::SequenceOutput::MAX_TOKENS);
+  EXPECT_EQ(Call(Kind::kOpen, "s"), "session c: 58 tokens, position 0 at \"\" \n");
+  EXPECT_EQ(core->gauges().sessions, 1);
+  EXPECT_EQ(Refused(SessionRefusal::kNotFound), 1u);
+}
+
+TEST_F(SessionCallsTest, CutAnswersCountAsFarAsTheyCame) {
+  Join(kDecode, "d1", mesh::ROLE_DECODE);
+  const auto begin = [&](const std::string& id) {
+    ClientRequest request = Make(id, 10);
+    request.session = Id("s");
+    ASSERT_TRUE(core->Submit(request, now).ok());
+    Drain();
+  };
+  // Nothing was said: no turn.
+  begin("a");
+  core->CancelClient("a", now);
+  EXPECT_EQ(core->gauges().sessions, 0);
+  // The client left after two tokens.
+  begin("b");
+  Tokens(kDecode, "b", {1, 2}, 0);
+  core->CancelClient("b", now);
+  Drain();
+  EXPECT_EQ(Call(Kind::kGet, "s"), "session c: 12 tokens, position 0 at \"\" \n");
+  // A stop string matched in the third of four.
+  begin("d");
+  Tokens(kDecode, "d", {1, 2, 3, 4}, 0);
+  core->CompleteClient("d", 3, now);
+  Drain();
+  EXPECT_EQ(Call(Kind::kGet, "s"), "session c: 13 tokens, position 0 at \"\" \n");
+  // A lost worker leaves the session as it was.
+  begin("e");
+  Tokens(kDecode, "e", {1}, 0);
+  core->OnLinkClosed(kDecode, absl::UnavailableError("reset"), now);
+  Drain();
+  EXPECT_EQ(Call(Kind::kGet, "s"), "session c: 13 tokens, position 0 at \"\" \n");
+}
+
+TEST_F(SessionCallsTest, ARunningTurnKeepsOthersOut) {
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  Turn("s", 10, {1});
+  ClientRequest request = Make("a", 12);
+  request.session = Id("s");
+  ASSERT_TRUE(core->Submit(request, now).ok());
+  Drain();
+  for (const Kind kind : {Kind::kSuspend, Kind::kOpen}) {
+    EXPECT_EQ(
+        Call(kind, "s"),
+        "session c: FAILED_PRECONDITION: session: a turn of \"s\" is being answered; wait for "
+        "its end or cancel it\n");
+  }
+  EXPECT_EQ(Call(Kind::kGet, "s"), "session c: 11 tokens, ended, running, position 0 at \"\" \n");
+  EXPECT_EQ(Call(Kind::kFork, "t", "s", true).substr(0, 31), "session c: FAILED_PRECONDITION:");
+  EXPECT_EQ(Refused(SessionRefusal::kRunning), 3u);
+}
+
+TEST_F(SessionCallsTest, SuspendingTakesWhatHoldsMostAndIsExclusive) {
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  Turn("s", 60, {60, 61, 62, 63, 64, 65});
+  JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);
+  Hold(kDecode2, 1);
+  EXPECT_EQ(Call(Kind::kSuspend, "s"), "4 <- Suspend 1 tokens=66\n");
+  SessionCall open;
+  open.id = "other";
+  open.kind = Kind::kOpen;
+  open.session = Id("s");
+  open.name = "s";
+  core->CallSession(open, now);
+  EXPECT_EQ(
+      Drain(),
+      "session other: FAILED_PRECONDITION: session: \"s\" is being suspended; call again when "
+      "it is\n");
+  EXPECT_EQ(Reply(kDecode, 1), "");  // not asked
+  EXPECT_EQ(Reply(kDecode2, 9), "");
+  EXPECT_EQ(core->counters().stale_messages, 2u);
+  EXPECT_EQ(Reply(kDecode2, 1, {},
+                  [](auto* reply) {
+                    reply->set_position(64);
+                    reply->set_bytes(1000);
+                    reply->set_tier("disk");
+                  }),
+            "session c: 66 tokens, ended, suspended, position 64 at \"d2\" disk\n");
+  EXPECT_EQ(core->gauges().sessions, 0);
+  EXPECT_EQ(core->counters().sessions.suspended, 1u);
+  EXPECT_EQ(Reply(kDecode2, 1), "");  // twice
+  EXPECT_EQ(core->counters().stale_messages, 3u);
+}
+
+TEST_F(SessionCallsTest, WhatWasSaidDuringASuspensionIsNotForgotten) {
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  Turn("s", 10, {1});
+  EXPECT_EQ(Call(Kind::kSuspend, "s"), "2 <- Suspend 1 tokens=11\n");
+  Turn("s", 20, {1});  // not appended: nobody can forbid it
+  Reply(kDecode, 1);
+  EXPECT_EQ(Call(Kind::kGet, "s"), "session c: 21 tokens, ended, position 0 at \"\" \n");
+}
+
+TEST_F(SessionCallsTest, WithoutAStoreNothingIsSuspended) {
+  Join(kDecode, "d1", mesh::ROLE_DECODE);
+  Turn("s", 10, {1});
+  const std::string said = Call(Kind::kSuspend, "s");
+  EXPECT_THAT(said, ::testing::StartsWith("session c: FAILED_PRECONDITION"));
+  EXPECT_THAT(said, ::testing::HasSubstr("--store-dir"));
+  EXPECT_EQ(Refused(SessionRefusal::kNoStore), 1u);
+  EXPECT_EQ(core->gauges().sessions, 1);
+}
+
+TEST_F(SessionCallsTest, AFailedSuspensionKeepsTheSession) {
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  Turn("s", 10, {1});
+  Call(Kind::kSuspend, "s");
+  EXPECT_EQ(
+      Reply(kDecode, 1, absl::ResourceExhaustedError("the disk is full")),
+      "session c: RESOURCE_EXHAUSTED: session \"s\" stays in memory: worker \"d1\": the disk is "
+      "full\n");
+  EXPECT_EQ(core->gauges().sessions, 1);
+  Call(Kind::kSuspend, "s");
+  core->OnLinkClosed(kDecode, absl::UnavailableError("reset"), now);
+  EXPECT_THAT(Drain(), ::testing::HasSubstr(
+                           "session c: UNAVAILABLE: worker \"d1\" was lost: reset; call again"));
+  EXPECT_EQ(core->gauges().session_calls, 0);
+}
+
+TEST_F(SessionCallsTest, ResumingAsksEveryStoreAndLoadsTheState) {
+  JoinWithStore(kPrefill, "p1", mesh::ROLE_PREFILL);
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  Join(kDecode2, "d2", mesh::ROLE_DECODE);  // without a store: not asked
+  EXPECT_EQ(Call(Kind::kResume, "s"), "2 <- Read 1\n1 <- Read 1\n");
+  EXPECT_EQ(Reply(kDecode, 1, absl::NotFoundError("none")), "");
+  EXPECT_EQ(ReplyRecord(kPrefill, 1, Record("s", 100, 64)), "2 <- Load 2 tokens=100\n");
+  EXPECT_EQ(Reply(kDecode, 2, {},
+                  [](auto* reply) {
+                    reply->set_position(64);
+                    reply->set_tier("disk");
+                  }),
+            "session c: 100 tokens, ended, position 64 at \"d1\" disk\n");
+  EXPECT_EQ(core->counters().sessions.resumed, 1u);
+  EXPECT_EQ(core->gauges().sessions, 1);
+  // Again: it lives, and its state is in memory.
+  Hold(kDecode, 1);
+  EXPECT_EQ(Call(Kind::kResume, "s"),
+            "session c: 100 tokens, ended, position 64 at \"d1\" memory\n");
+  EXPECT_EQ(core->counters().sessions.resumed, 1u);
+}
+
+TEST_F(SessionCallsTest, TheNewestRecordWinsAndSilenceDoesNotHideIt) {
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);
+  mesh::SessionRecord older = Record("s", 20, 0), newer = Record("s", 30, 0);
+  newer.set_suspended_unix_ns(7);
+  for (const bool first : {true, false}) {
+    const uint64_t call = first ? 1 : 2;
+    Call(Kind::kGet, "s");
+    EXPECT_EQ(ReplyRecord(kDecode2, call, first ? newer : older), "");
+    EXPECT_EQ(ReplyRecord(kDecode, call, first ? older : newer),
+              "session c: 30 tokens, ended, suspended, position 0 at \"\" \n");
+  }
+  Call(Kind::kOpen, "s");
+  EXPECT_EQ(ReplyRecord(kDecode, 3, older), "");
+  Pass(absl::Seconds(6), {kDecode, kDecode2});
+  EXPECT_EQ(Drain(), "session c: 20 tokens, ended, position 0 at \"\" \n");
+  EXPECT_EQ(ReplyRecord(kDecode2, 3, newer), "");
+  EXPECT_EQ(core->counters().stale_messages, 1u);
+}
+
+TEST_F(SessionCallsTest, BadRecordsAreRefusedByName) {
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);
+  uint64_t call = 0;
+  const auto ask = [&](const std::function<void(mesh::SessionRecord*)>& spoil) {
+    Call(Kind::kResume, "s");
+    ++call;
+    mesh::SessionRecord record = Record("s", 30, 0);
+    spoil(&record);
+    const std::string first = ReplyRecord(kDecode, call, record);
+    return first + Reply(kDecode2, call, absl::NotFoundError("none"));
+  };
+  using ::testing::HasSubstr;
+  EXPECT_THAT(ask([](auto* r) { r->set_digest("d2"); }), HasSubstr("DATA_LOSS"));
+  EXPECT_THAT(ask([](auto* r) { r->set_digest("d2"); }), HasSubstr("of model d2"));
+  EXPECT_THAT(ask([](auto* r) { r->set_version(7); }), HasSubstr("version 7"));
+  EXPECT_THAT(ask([](auto* r) { r->set_session(Id("t")); }), HasSubstr("another session"));
+  EXPECT_THAT(ask([](auto* r) { r->set_tokens(3, -1); }), HasSubstr("impossible"));
+  EXPECT_THAT(ask([](auto* r) { r->clear_tokens(); }), HasSubstr("no tokens"));
+  EXPECT_THAT(ask([](auto* r) { r->set_position(31); }), HasSubstr("impossible"));
+  EXPECT_GT(Refused(SessionRefusal::kForeign), 0u);
+  EXPECT_GT(Refused(SessionRefusal::kDamaged), 0u);
+  EXPECT_EQ(core->gauges().sessions, 0);
+  // A damaged copy does not hide a good one.
+  Call(Kind::kResume, "s");
+  ++call;
+  EXPECT_EQ(Reply(kDecode, call, absl::DataLossError("checksum")), "");
+  EXPECT_EQ(ReplyRecord(kDecode2, call, Record("s", 30, 0)),
+            "session c: 30 tokens, ended, position 0 at \"\" \n");
+}
+
+TEST_F(SessionCallsTest, SilentAndLostStoresAreUnavailableNotAbsent) {
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);
+  Call(Kind::kGet, "s");
+  Reply(kDecode, 1, absl::NotFoundError("none"));
+  Pass(absl::Seconds(4), {kDecode, kDecode2});
+  EXPECT_EQ(Drain(), "");
+  Pass(absl::Seconds(2), {kDecode, kDecode2});
+  EXPECT_EQ(Drain(),
+            "session c: UNAVAILABLE: worker \"d2\" did not say whether it has session \"s\"; call "
+            "again\n");
+  EXPECT_EQ(Reply(kDecode2, 1), "");
+  EXPECT_EQ(core->counters().stale_messages, 1u);
+  Call(Kind::kGet, "s");
+  Reply(kDecode, 2, absl::NotFoundError("none"));
+  core->OnLinkClosed(kDecode2, absl::UnavailableError("reset"), now);
+  EXPECT_THAT(Drain(), ::testing::HasSubstr("UNAVAILABLE: worker \"d2\" did not say"));
+}
+
+TEST_F(SessionCallsTest, ALostLoaderEndsAResumeAndNotATurn) {
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);
+  Call(Kind::kResume, "s");
+  EXPECT_EQ(Reply(kDecode, 1, absl::NotFoundError("none")), "");
+  EXPECT_EQ(ReplyRecord(kDecode2, 1, Record("s", 100, 64)), "4 <- Load 2 tokens=100\n");
+  core->OnLinkClosed(kDecode2, absl::UnavailableError("reset"), now);
+  EXPECT_THAT(Drain(), ::testing::HasSubstr("UNAVAILABLE: worker \"d2\" was lost"));
+  Call(Kind::kOpen, "t");
+  EXPECT_EQ(ReplyRecord(kDecode, 3, Record("t", 100, 64)), "2 <- Load 4 tokens=100\n");
+  EXPECT_EQ(Reply(kDecode, 4, absl::DataLossError("checksum")),
+            "session c: 100 tokens, ended, position 0 at \"\" \n");
+}
+
+TEST_F(SessionCallsTest, ForksShareTokensAndAskBeforeTheyReplace) {
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  Turn("s", 10, {1});
+  EXPECT_EQ(Call(Kind::kFork, "s", "t"), "2 <- Read 1\n");
+  EXPECT_EQ(Reply(kDecode, 1, absl::NotFoundError("none")),
+            "session c: 11 tokens, ended, position 0 at \"\" \n");
+  Turn("s", 20, {1});
+  EXPECT_EQ(Call(Kind::kGet, "t"), "session c: 11 tokens, ended, position 0 at \"\" \n");
+  EXPECT_EQ(Call(Kind::kFork, "s", "t"),
+            "session c: ALREADY_EXISTS: new_session: \"t\" exists; use another name, or set "
+            "replace\n");
+  EXPECT_EQ(Call(Kind::kFork, "s", "t", true),
+            "session c: 21 tokens, ended, position 0 at \"\" \n");
+  EXPECT_EQ(Call(Kind::kFork, "s", "s").substr(0, 28), "session c: INVALID_ARGUMENT:");
+  Call(Kind::kFork, "s", "u");
+  EXPECT_EQ(ReplyRecord(kDecode, 2, Record("u", 9, 0)),
+            "session c: ALREADY_EXISTS: new_session: \"u\" is suspended; use another name, or set "
+            "replace\n");
+  EXPECT_EQ(core->counters().sessions.forked, 2u);
+  // From a suspended one, which stays suspended.
+  EXPECT_EQ(Call(Kind::kFork, "x", "y"), "2 <- Read 3\n");
+  EXPECT_EQ(ReplyRecord(kDecode, 3, Record("x", 9, 0)), "2 <- Read 4\n");
+  EXPECT_EQ(Reply(kDecode, 4, absl::NotFoundError("none")),
+            "session c: 9 tokens, ended, suspended, position 0 at \"\" \n");
+  EXPECT_EQ(core->gauges().sessions, 3);
+}
+
+TEST_F(SessionCallsTest, DeadlinesCancelsAndBounds) {
+  RouterOptions options = DefaultOptions();
+  options.session_calls_max = 2;
+  Restart(options);
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  EXPECT_EQ(Call(Kind::kGet, "s", "", false, absl::ZeroDuration()),
+            "session c: DEADLINE_EXCEEDED: the deadline passed before the call began\n");
+  Call(Kind::kGet, "s", "", false, absl::Seconds(1));
+  Pass(absl::Seconds(2), {kDecode});
+  EXPECT_THAT(Drain(), ::testing::HasSubstr("DEADLINE_EXCEEDED: session \"s\""));
+  Call(Kind::kGet, "s");
+  core->CancelSessionCall("c");
+  EXPECT_EQ(Drain(), "session c: CANCELLED: the client left\n");
+  core->CancelSessionCall("c");
+  EXPECT_EQ(Drain(), "");
+  for (const char* id : {"x", "y", "z"}) {
+    SessionCall call;
+    call.id = id;
+    call.session = Id("s");
+    core->CallSession(call, now);
+  }
+  EXPECT_EQ(
+      Drain(),
+      "2 <- Read 3\n2 <- Read 4\nsession z: RESOURCE_EXHAUSTED: 2 session calls are going on, "
+      "the router's bound; retry later\n");
+  EXPECT_EQ(core->gauges().session_calls, 2);
+}
+
+TEST(SessionTableTest, ForgetsTheLeastRecentlyUsedWithinItsBounds) {
+  SessionTable table(3, SessionTable::kEntryBytes * 4 + 400);
+  const absl::Time now = absl::FromUnixSeconds(1);
+  const auto tokens = [](size_t n) { return std::make_shared<const std::vector<TokenId>>(n); };
+  for (const char* id : {"a", "b", "c"}) EXPECT_TRUE(table.Put(id, tokens(10), false, now));
+  table.Touch("a", now);
+  EXPECT_TRUE(table.Put("d", tokens(10), false, now));
+  EXPECT_EQ(table.Find("b"), nullptr);
+  EXPECT_NE(table.Find("a"), nullptr);
+  EXPECT_EQ(table.evicted(), 1u);
+  const uint64_t version = table.Find("a")->version;
+  EXPECT_TRUE(table.Put("a", tokens(150), true, now));
+  EXPECT_NE(table.Find("a")->version, version);
+  EXPECT_TRUE(table.Put("e", tokens(60), true, now));  // bytes, not entries
+  EXPECT_EQ(table.sessions(), 2);
+  EXPECT_FALSE(table.Put("e", tokens(1000), true, now));
+  EXPECT_EQ(table.Find("e"), nullptr);
+  table.Erase("a");
+  EXPECT_EQ(table.sessions(), 0);
+  EXPECT_EQ(table.bytes(), 0);
+}
+
+TEST(SessionIdTest, SaltAndNameAreBothInIt) {
+  EXPECT_EQ(Id("s").size(), 32u);
+  EXPECT_NE(Id("s", "t"), Id("s"));
+  EXPECT_NE(Id("ab", "c"), Id("b", "ca"));
+  EXPECT_NE(SessionNumber(Id("s")), 0u);
+}
+
+}  // namespace
+}  // namespace deltamesh
