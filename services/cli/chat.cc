@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "deltamesh/v1/inference.grpc.pb.h"
 #include "runtime/base/status.h"
+#include "services/cli/chat_session.h"
 
 namespace deltamesh {
 namespace {
@@ -81,7 +82,11 @@ class Chat {
         terminal_(isatty(input) != 0),
         reader_(input),
         stub_(v1::Inference::NewStub(
-            grpc::CreateChannel(options.router, grpc::InsecureChannelCredentials()))) {}
+            grpc::CreateChannel(options.router, grpc::InsecureChannelCredentials()))) {
+    if (!options_.session.empty()) {
+      session_.emplace(stub_.get(), options_.session, options_.salt, &out_);
+    }
+  }
 
   int Run(const std::function<int(absl::Duration)>& wait_signal) {
     std::atomic<bool> done = false;
@@ -105,6 +110,7 @@ class Chat {
 
   int Converse() {
     if (!Greet()) return 1;
+    if (session_ && !session_->Open()) return 1;
     Reset();
     bool failed = false;
     for (std::string line; !stop_;) {
@@ -114,19 +120,27 @@ class Chat {
       if (line.empty()) continue;
       if (line == "/exit" || line == "/quit") break;
       if (line == "/reset") {
+        if (session_) session_->Reset();
         Reset();
         out_ << "(a new conversation)\n" << std::flush;
         continue;
       }
       if (line[0] == '/') {
-        out_ << "(/reset begins anew, /exit or Ctrl-D leaves, Ctrl-C ends an answer)\n"
-             << std::flush;
+        if (!session_ || !session_->Command(line)) Help();
         continue;
       }
       if (!Ask(line) && !terminal_) failed = true;
     }
     if (terminal_) out_ << "\n" << std::flush;
+    if (session_) session_->SayGoodbye();
     return failed ? 1 : 0;
+  }
+
+  void Help() {
+    out_ << "(/reset begins anew, /exit or Ctrl-D leaves, Ctrl-C ends an answer"
+         << (session_ ? "; /session shows it, /suspend stores it, /fork NAME begins another)\n"
+                      : ")\n")
+         << std::flush;
   }
 
   bool Greet() {
@@ -151,7 +165,9 @@ class Chat {
   void Reset() {
     conversation_.Clear();
     if (options_.thinking) conversation_.set_thinking(*options_.thinking);
-    if (!options_.system.empty()) Say("system", options_.system);
+    if (!options_.system.empty() && !(session_ && session_->begun())) {
+      Say("system", options_.system);
+    }
   }
 
   v1::ChatMessage* Say(const std::string& role, const std::string& content) {
@@ -170,6 +186,7 @@ class Chat {
       request.mutable_sampling()->set_temperature(static_cast<float>(*options_.temperature));
     }
     if (options_.seed) request.mutable_sampling()->set_seed(*options_.seed);
+    if (session_) session_->Fill(&request);
     return request;
   }
 
@@ -202,12 +219,30 @@ class Chat {
     if (!status.ok() && !cancelled) {
       out_ << "(failed: " << status.error_message() << ")\n" << std::flush;
       conversation_.mutable_messages()->RemoveLast();
+      if (session_) session_->Refresh();
       return false;
     }
-    // An answer cut short stays in the conversation as far as it came.
-    Say("assistant", answer)->set_reasoning_content(reasoning);
+    Remember(answer, reasoning, status.ok() ? &finish : nullptr);
     ShowUsage(finish, cancelled, tokens, begin, first, end);
     return true;
+  }
+
+  // An answer cut short (no `finish`) stays in the conversation as far as it came.
+  void Remember(const std::string& answer, const std::string& reasoning, const v1::Finish* finish) {
+    if (!session_) {
+      Say("assistant", answer)->set_reasoning_content(reasoning);
+      return;
+    }
+    if (finish != nullptr) {
+      session_->Ended(*finish);
+    } else {
+      session_->Refresh();
+    }
+    if (session_->begun()) {
+      conversation_.clear_messages();  // the router has them
+    } else {
+      conversation_.mutable_messages()->RemoveLast();  // nothing was said: the turn does not count
+    }
   }
 
   void Show(const v1::Delta& delta) {
@@ -257,7 +292,8 @@ class Chat {
   const std::unique_ptr<v1::Inference::Stub> stub_;
   RunningCall running_;
   std::atomic<bool> stop_ = false;
-  v1::ChatInput conversation_;
+  std::optional<ChatSession> session_;
+  v1::ChatInput conversation_;  // of a session only what the router does not have
   bool thinking_shown_ = false;
 };
 
@@ -277,6 +313,9 @@ void AddChatFlags(CLI::App* app, ChatOptions* o) {
   app->add_option("--seed", o->seed, "the same seed gives the same answers (default: a drawn one)");
   app->add_flag("--thinking,!--no-thinking", o->thinking,
                 "think first (default: as the model does)");
+  app->add_option("--session", o->session,
+                  "name of a conversation to go on with, or to begin (default: none is kept)");
+  app->add_option("--salt", o->salt, "the tenant's salt, if sessions have one (default: none)");
 }
 
 int RunChat(const ChatOptions& options, int input, std::ostream& out,

@@ -23,6 +23,8 @@ struct ChatOptions {
   std::optional<double> temperature;
   std::optional<uint64_t> seed;
   std::optional<bool> thinking;  // absent: the model's default
+  std::string session;           // name of a session to go on with; empty: none
+  std::string salt;              // its tenant's
 };
 void AddChatFlags(CLI::App* app, ChatOptions* options);
 

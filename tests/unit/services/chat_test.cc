@@ -107,6 +107,68 @@ TEST_F(ChatTest, TerminationEndsAnIdleProgram) {
   close(fds[1]);
 }
 
+TEST_F(ChatTest, ASessionSendsOnlyWhatIsNewAndGoesOnLater) {
+  mesh.with_store = true;
+  options.session = "trip";
+  options.system = "Be brief.";
+  Start();
+  Type("Hi\nAnd again\n/session\n/fork other\n/suspend\n/fork\n");
+  close(fds[1]);
+  EXPECT_EQ(Run(), 0);
+  EXPECT_THAT(out.str(), HasSubstr("(session trip is new)"));
+  EXPECT_THAT(out.str(), HasSubstr("(session other begins with the same "));
+  EXPECT_THAT(out.str(), HasSubstr("bytes written to disk by d1; the next message resumes it)"));
+  EXPECT_THAT(out.str(), HasSubstr("/fork NAME begins another"));
+  const auto first = mesh.started();
+  ASSERT_EQ(first.size(), 2u);
+  const std::vector<int> before(first[0].prompt().begin(), first[0].prompt().end());
+  EXPECT_GT(first[1].prompt_size(), first[0].prompt_size());
+  EXPECT_TRUE(std::equal(before.begin(), before.end(), first[1].prompt().begin()));
+  EXPECT_THAT(out.str(), HasSubstr("--session trip goes on with it)"));
+  // Another day.
+  out.str("");
+  ASSERT_EQ(pipe(fds), 0);
+  Type("Third\n/reset\nHi\n");
+  close(fds[1]);
+  EXPECT_EQ(Run(), 0);
+  EXPECT_THAT(out.str(), HasSubstr("(session trip goes on after "));
+  EXPECT_THAT(out.str(), HasSubstr("no state is held"));
+  const auto second = mesh.started();
+  ASSERT_EQ(second.size(), 4u);
+  EXPECT_TRUE(
+      std::equal(second[1].prompt().begin(), second[1].prompt().end(), second[2].prompt().begin()));
+  EXPECT_GT(second[2].prompt_size(), second[1].prompt_size());
+  EXPECT_EQ(second[3].prompt_size(), second[0].prompt_size());
+}
+
+TEST_F(ChatTest, ACutTurnOfASessionStaysAsFarAsItCame) {
+  options.session = "trip";
+  script = [this](const mesh::StartDecode&) {
+    Script s = mesh.Say("one two three");
+    s.end = mesh.started().size() > 1;
+    return s;
+  };
+  Start();
+  Type("first\n");
+  std::thread user([&] {
+    FakeMesh::Await([&] { return mesh.router->snapshot().gauges.live == 1; });
+    absl::SleepFor(absl::Milliseconds(100));
+    signal = SIGINT;
+    FakeMesh::Await([&] { return mesh.cancelled_count() == 1; });
+    Type("second\n");
+    close(fds[1]);
+  });
+  EXPECT_EQ(Run(), 0);
+  user.join();
+  const auto started = mesh.started();
+  ASSERT_EQ(started.size(), 2u);
+  const auto said = mesh.Say("one two three").tokens;
+  const auto& prompt = started[1].prompt();
+  const auto at = prompt.begin() + started[0].prompt_size();
+  EXPECT_TRUE(std::equal(started[0].prompt().begin(), started[0].prompt().end(), prompt.begin()));
+  EXPECT_TRUE(std::equal(said.begin(), said.end(), at));
+}
+
 TEST(ChatOptionsTest, UnreachableRouterIsNamed) {
   ChatOptions options;
   options.router = "127.0.0.1:1";
