@@ -269,6 +269,8 @@ void Membership::OnHeartbeat(LinkId link, const mesh::Heartbeat& m) {
   load.tokens_per_second = rate_known ? m.tokens_per_second() : 0;
   const double prompts = m.prompt_tokens_per_second();
   load.prompt_tokens_per_second = std::isfinite(prompts) && prompts > 0 ? prompts : 0;
+  const double store = m.store_bytes_per_second();
+  load.store_bytes_per_second = std::isfinite(store) && store > 0 ? store : 0;
   load.draining = m.draining();
   room_version_ +=
       load.slabs_free > slabs || load.blocks_free > blocks || load.draining != draining;

@@ -1,5 +1,6 @@
 #include "services/router/policy.h"
 
+#include <algorithm>
 #include <tuple>
 #include <vector>
 
@@ -33,9 +34,15 @@ double FallbackRate(std::span<const Candidate> candidates) {
 
 CostParts PartsAt(const WorkerLoad& worker, const RequestShape& request, const Holding& holding,
                   double rate) {
-  return {.queue = static_cast<double>(worker.waiting_tokens + worker.resident) / rate,
-          .move = holding.transfer_seconds,
-          .compute = static_cast<double>(request.compute_tokens - holding.cached_tokens) / rate};
+  CostParts parts = {
+      .queue = static_cast<double>(worker.waiting_tokens + worker.resident) / rate,
+      .move = holding.transfer_seconds,
+      .compute = static_cast<double>(request.compute_tokens - holding.cached_tokens) / rate};
+  if (holding.cold_bytes == 0 || worker.store_bytes_per_second <= 0) return parts;
+  const double read = static_cast<double>(holding.cold_bytes) / worker.store_bytes_per_second;
+  const double saved = static_cast<double>(holding.cached_tokens) / rate;
+  (read < saved ? parts.move : parts.compute) += std::min(read, saved);
+  return parts;
 }
 
 }  // namespace

@@ -26,6 +26,7 @@ struct WorkerLoad {
   int64_t waiting_tokens = 0;           // prompt tokens there not yet computed
   double tokens_per_second = 0;         // 0: unknown
   double prompt_tokens_per_second = 0;  // of steps that mostly compute prompts; 0: unknown
+  double store_bytes_per_second = 0;    // of reading cold snapshots; 0: unknown
 };
 
 struct RequestShape {
@@ -40,6 +41,8 @@ struct Holding {
   int64_t cached_tokens = 0;    // of compute_tokens, restored instead
   double transfer_seconds = 0;  // until what the worker lacks is there
   int64_t transfer_bytes = 0;   // which is this much
+  // Read from the worker's disk before the cached tokens are; the worker computes them when that is quicker.
+  int64_t cold_bytes = 0;
 };
 
 // Seconds, by what they are spent on; in tokens where no rate is known.

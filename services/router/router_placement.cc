@@ -177,6 +177,22 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::Choose(
                 .cost = candidates[*best].cost};
 }
 
+namespace {
+
+// What a worker restores of the first `most` tokens, and what it reads for that first.
+Holding Cached(const Worker& worker, const IndexMatch& match, int64_t block, int64_t most) {
+  Holding holding;
+  holding.cached_tokens = std::min(match.snapshot * block, most);
+  if (match.cold) {
+    const mesh::Capacity& c = worker.registration.capacity();
+    holding.cold_bytes = static_cast<int64_t>(c.slab_bytes()) +
+                         match.snapshot * static_cast<int64_t>(c.block_bytes());
+  }
+  return holding;
+}
+
+}  // namespace
+
 std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const RouterRequest& r,
                                                                         int64_t position) {
   const int64_t block = BlockTokens();
@@ -191,10 +207,10 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const Ro
     for (Worker* w : members.Alive(mesh::ROLE_PREFILL)) {
       if (avoid && w->load.name == r.avoid_prefill) continue;
       const auto found = r.held.find(w->link);
-      const int64_t cached = found == r.held.end() ? 0 : found->second.snapshot * block;
+      const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;
       workers.push_back(w);
       candidates.push_back(
-          {.load = &w->load, .holding = {.cached_tokens = std::min(cached, position)}, .cost = {}});
+          {.load = &w->load, .holding = Cached(*w, match, block, position), .cost = {}});
     }
     if (auto chosen = Choose(workers, candidates, shape)) return chosen;
     if (r.avoid_prefill.empty()) break;
@@ -228,7 +244,7 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
             static_cast<double>(holding.transfer_bytes) / handoff_bytes_per_second;
       }
     } else {
-      holding.cached_tokens = match.snapshot * block;
+      holding = Cached(*w, match, block, position);
     }
     workers.push_back(w);
     candidates.push_back({.load = &w->load, .holding = holding, .cost = {}});

@@ -43,10 +43,11 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
   positive("--store-gib", &f->store_gib, "GiB (2^30 bytes) that the folder may hold");
   positive("--store-after-seconds", &f->store_after_seconds,
            "seconds that a state rests in memory until it is written");
-  app->add_option("--store-s3", f->store_s3,
-                  "http(s)://host:port/bucket/prefix of an S3-compatible object store for states; "
-                  "credentials from AWS_ACCESS_KEY_ID and so on; bounded in bytes by --store-s3-gib "
-                  "(default: none)");
+  app->add_option(
+      "--store-s3", f->store_s3,
+      "http(s)://host:port/bucket/prefix of an S3-compatible object store for states; "
+      "credentials from AWS_ACCESS_KEY_ID and so on; bounded in bytes by --store-s3-gib "
+      "(default: none)");
   positive("--store-s3-gib", &f->store_s3_gib, "GiB (2^30 bytes) that the object store may hold");
   positive("--store-s3-after-seconds", &f->store_s3_after_seconds,
            "seconds that a state rests in the folder until it is sent to the object store");

@@ -72,6 +72,8 @@ class PrefixKeeper {
 
   // Blocks that the cache would give up count as free. Counted now and then: it takes a pass over them.
   void AddReclaimable(mesh::Heartbeat* load);
+  // How fast the disk below is read.
+  void AddStoreRate(mesh::Heartbeat* load) const;
   void AddMetrics(MetricList& list) const;
 
  private:

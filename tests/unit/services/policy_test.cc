@@ -34,6 +34,23 @@ TEST(PolicyTest, WhatAWorkerHoldsAndWhatMustMoveCount) {
   EXPECT_DOUBLE_EQ(chosen->seconds, 6.8 + 1);
 }
 
+// What lies on a worker's disk is worth what reading it saves, and never costs more than computing.
+TEST(PolicyTest, ColdSnapshotsCostTheTimeToReadThem) {
+  std::vector<WorkerLoad> w = {Load("a"), Load("b")};
+  for (WorkerLoad& load : w) load.prompt_tokens_per_second = 10;
+  const auto seconds = [&](double bytes_per_second, int64_t bytes) {
+    w[1].store_bytes_per_second = bytes_per_second;
+    return EstimateCost(w[1], Shape("x"), {.cached_tokens = 64, .cold_bytes = bytes}, 1);
+  };
+  EXPECT_DOUBLE_EQ(seconds(0, 1000), 3.6);    // nobody has read from it yet
+  EXPECT_DOUBLE_EQ(seconds(1000, 0), 3.6);    // in memory
+  EXPECT_DOUBLE_EQ(seconds(1000, 500), 4.1);  // half a second for 6.4
+  EXPECT_DOUBLE_EQ(seconds(1, 1000), 10);     // then it computes all
+  const std::vector<Holding> warm_or_cold = {{.cached_tokens = 64},
+                                             {.cached_tokens = 64, .cold_bytes = 1}};
+  EXPECT_EQ(Choose(w, Shape("x"), warm_or_cold), 0u);
+}
+
 TEST(PolicyTest, PromptsAreEstimatedByTheRateOfPrompts) {
   std::vector<WorkerLoad> w = {Load("a"), Load("b")};
   w[0].tokens_per_second = 5;
