@@ -150,58 +150,5 @@ TEST_P(MeshStoreTest, ACancelledRequestLeavesNothing) {
   EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 256);
 }
 
-// Sessions by hand: suspended, everything restarts, resumed on the other worker.
-TEST_P(MeshStoreTest, ASuspendedStateIsLoadedByAnotherWorker) {
-  TestMeshOptions options = Options();
-  options.tier.write_after = absl::Hours(1);  // nothing but the suspension writes
-  TestMesh mesh(options);
-  mesh.Start();
-  ClientRequest request = MakeRequest("a", 300, 6, 11);
-  Ask(mesh, request);
-  PrefixChain chain(PrefixModel(SharedModel(Golden(GetParam()), {}).digest(), kStateLayoutVersion),
-                    "");
-  chain.Append(request.prompt);
-  const auto done_at = [&](const std::string& worker, uint64_t ticket) {
-    SessionStoreDone done;
-    EXPECT_TRUE(mesh.RunUntil(
-        [&] {
-          for (SessionStoreDone& one : mesh.tier(worker)->TakeDone()) done = std::move(one);
-          return done.ticket == ticket;
-        },
-        absl::Seconds(2)));
-    return done;
-  };
-  StateTier* tier = mesh.tier("decode-0");
-  EXPECT_GT(mesh.cache("decode-0").Find(chain.keys()).snapshot, 0);
-  tier->Suspend(1, chain.keys());
-  SessionStoreDone done = done_at("decode-0", 1);
-  EXPECT_TRUE(done.status.ok()) << done.status;
-  EXPECT_EQ(done.blocks, 4);
-  EXPECT_GT(done.bytes, 0u);
-  EXPECT_EQ(done.tier, "disk");
-  EXPECT_EQ(mesh.cache("decode-0").Find(chain.keys()).snapshot, 0);
-  tier->PutRecord(2, "session-1", "tokens");
-  EXPECT_TRUE(done_at("decode-0", 2).status.ok());
-
-  RestartWorkers(mesh);
-  tier = mesh.tier("prefill-0");
-  tier->GetRecord(3, "session-1");
-  EXPECT_EQ(done_at("prefill-0", 3).content, "tokens");
-  tier->GetRecord(4, "session-2");
-  EXPECT_EQ(done_at("prefill-0", 4).status.code(), absl::StatusCode::kNotFound);
-  tier->Load(5, chain.keys());
-  done = done_at("prefill-0", 5);
-  EXPECT_TRUE(done.status.ok()) << done.status;
-  EXPECT_EQ(done.blocks, 4);
-  EXPECT_EQ(done.tier, "disk");
-  EXPECT_EQ(mesh.cache("prefill-0").Find(chain.keys()).snapshot, 4);
-  tier->Load(6, chain.keys());
-  EXPECT_EQ(done_at("prefill-0", 6).tier, "memory");
-  tier->Load(7, TestPath(1, 3));
-  EXPECT_EQ(done_at("prefill-0", 7).blocks, 0);
-  request.request_id = "b";
-  EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 256);
-}
-
 }  // namespace
 }  // namespace deltamesh::testing
