@@ -2,6 +2,7 @@
 
 #include "CLI/CLI.hpp"
 #include "runtime/base/status.h"
+#include "services/plan/measured_rates.h"
 #include "services/plan/model_shape.h"
 #include "services/plan/plan_report.h"
 
@@ -45,6 +46,8 @@ void AddPlanFlags(CLI::App* app, PlanOptions* o) {
   app->add_option("--input-tokens", o->input_tokens, "mean tokens of a prompt");
   app->add_option("--uncached-tokens", o->uncached_tokens, "of them, computed anew");
   app->add_option("--output-tokens", o->output_tokens, "mean tokens of an answer");
+  app->add_option("--rates", o->rates,
+                  "what deltamesh bench --json wrote: rates that are not given come from there");
   app->add_option("--prefill-rate", o->prefill_rate, "prompt tokens per second of a worker");
   app->add_option("--decode-rate", o->decode_rate,
                   "generated tokens per second of a worker, all sequences together");
@@ -82,6 +85,13 @@ absl::Status RunPlan(const PlanOptions& o, std::ostream& out) {
                .decode_tokens_per_second = o.decode_rate,
                .stream_tokens_per_second = o.stream_rate,
                .utilisation = o.utilisation};
+  if (!o.rates.empty()) {
+    ASSIGN_OR_RETURN(const MeasuredRates measured, ReadMeasuredRates(o.rates));
+    Traffic& t = q.traffic;
+    if (t.prefill_tokens_per_second == 0) t.prefill_tokens_per_second = measured.prefill;
+    if (t.decode_tokens_per_second == 0) t.decode_tokens_per_second = measured.decode;
+    if (t.stream_tokens_per_second == 0) t.stream_tokens_per_second = measured.stream;
+  }
   ASSIGN_OR_RETURN(const nlohmann::ordered_json document, PlanDocument(shape, q));
   if (o.json) {
     out << document.dump(1) << "\n";

@@ -23,6 +23,7 @@ struct PlanOptions {
   std::string compare_values = "bf16";
   double memory_gb = 0, link_gb = 25;
   int64_t expert_shards = 0;
+  std::string rates;  // a file of measured ones
   double requests = 0, prefill_rate = 0, decode_rate = 0, stream_rate = 0, utilisation = 0.7;
   int64_t input_tokens = 0, uncached_tokens = 0, output_tokens = 0;
   bool json = false;

@@ -7,6 +7,7 @@
 
 #include "runtime/base/status.h"
 #include "services/plan/fleet.h"
+#include "services/plan/measured_rates.h"
 #include "services/plan/model_shape.h"
 #include "services/plan/plan_report.h"
 #include "services/plan/sizes.h"
@@ -180,6 +181,28 @@ TEST(Report, TablesAndDocumentAgree) {
   EXPECT_THAT(text.str(), HasSubstr("multi-head"));
   questions.machine.memory_bytes = 0;
   EXPECT_THAT(MessageOf(PlanDocument(KimiK3Shape(), questions).status()), HasSubstr("memory"));
+}
+
+TEST(Rates, ComeFromABenchmark) {
+  const std::string path = testing::TempDir() + "/bench.json";
+  const auto read = [&](const std::string& text) {
+    std::ofstream(path) << text;
+    return ReadMeasuredRates(path);
+  };
+  const auto rates = read(R"({"results": [
+    {"test": "prefill", "n": 512, "seqs": 1, "median_tps": 180.0},
+    {"test": "prefill", "n": 2048, "seqs": 1, "median_tps": 170.0},
+    {"test": "decode", "n": 32, "seqs": 8, "median_tps": 64.0},
+    {"test": "decode", "n": 32, "seqs": 1, "median_tps": 29.0},
+    {"test": "handoff", "n": 1, "seqs": 1, "median_gbs": 2.0}]})");
+  ASSERT_TRUE(rates.ok()) << rates.status();
+  EXPECT_EQ(rates->prefill, 170);
+  EXPECT_EQ(rates->decode, 64);
+  EXPECT_EQ(rates->stream, 8);
+  EXPECT_THAT(MessageOf(read("[]").status()), HasSubstr("no list of results"));
+  EXPECT_THAT(MessageOf(read(R"({"results": []})").status()), HasSubstr("neither prefill"));
+  EXPECT_THAT(MessageOf(read(R"({"results": [{"test": "decode", "n": 1}]})").status()),
+              HasSubstr("results.seqs"));
 }
 
 TEST(Errors, NameFileKeyAndRemedy) {
