@@ -25,7 +25,7 @@ class EngineSteps {
   // One step, begun at `now`; nullopt when there was nothing to do.
   std::optional<StepReport> Step(absl::Time now);
 
-  uint64_t prompt_tokens() const { return prompt_tokens_; }  // computed so far
+  uint64_t prompt_tokens() const { return prompt_tokens_; }                 // computed so far
   double prompt_tokens_per_second() const { return prompt_rate_.value(); }  // 0: not known
   mesh::Heartbeat Load(bool draining) const;
   void AddMetrics(MetricList& list) const;
