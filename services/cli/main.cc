@@ -18,6 +18,7 @@
 #include "services/cli/bench_mesh.h"
 #include "services/cli/call.h"
 #include "services/cli/chat.h"
+#include "services/cli/explain.h"
 #include "services/cli/generate.h"
 #include "services/cli/inspect.h"
 #include "services/cli/load_progress.h"
@@ -201,6 +202,14 @@ void AddGenerate(CLI::App& app, Command& command) {
   generate->callback([=, &command] { command = [=] { return ExitCode(RunGenerate(*options)); }; });
 }
 
+void AddExplain(CLI::App& app, Command& command) {
+  auto* explain = app.add_subcommand("explain", "why a router placed requests where it did");
+  auto options = std::make_shared<ExplainOptions>();
+  AddExplainFlags(explain, options.get());
+  explain->callback(
+      [=, &command] { command = [=] { return ExitCode(RunExplain(*options, std::cout)); }; });
+}
+
 void AddCall(CLI::App& app, Command& command) {
   auto* call = app.add_subcommand("call", "one call of Inference.Generate, JSON in and out");
   auto options = std::make_shared<CallOptions>();
@@ -257,6 +266,7 @@ int Main(int argc, char** argv) {
   AddBenchMesh(app, command);
   AddGenerate(app, command);
   AddCall(app, command);
+  AddExplain(app, command);
   AddChat(app, command);
   CLI11_PARSE(app, argc, argv);
   if (const absl::Status status = UseCpuTarget(cpu_target); !status.ok()) return ExitCode(status);

@@ -9,6 +9,7 @@
 namespace deltamesh {
 namespace {
 
+constexpr int kNewBreakpointsMax = 2;  // of one prompt
 // A request that waits asks the index again after this long, if it has changed.
 constexpr absl::Duration kLookUpEvery = absl::Milliseconds(100);
 
@@ -48,9 +49,14 @@ absl::Status RouterCore::Impl::Submit(ClientRequest spec, absl::Time now) {
   r.submitted = r.phase_since = r.waiting_since = now;
   LookUp(r, now);
   r.cost = CostOf(r);
+  BoundBreakpoints(r);
   drain.Pass(now, !waiting.empty());
   RETURN_IF_ERROR(CheckQueue(r));
   Enqueue(r);
+  time = now;
+  r.decision = decisions.Begin(r.spec.request_id, now);
+  decisions.At(r.decision)->prompt_tokens = r.prompt_tokens();
+  decisions.At(r.decision)->cost_tokens = r.cost;
   const RequestId id = r.spec.request_id;
   requests.emplace(id, std::move(r));
   // A placement of this request that ends it at once is the caller's error, not an action.
@@ -65,6 +71,19 @@ int64_t RouterCore::Impl::CostOf(const RouterRequest& r) const {
   for (const auto& [link, match] : r.held) held = std::max(held, match.snapshot * BlockTokens());
   return r.prompt_tokens() - held +
          std::min(r.spec.max_tokens, static_cast<int64_t>(answer_tokens));
+}
+
+// Each is a snapshot that is kept for others, and a prompt that nobody repeats could leave many. Those beyond
+// what is known already are kept for the second visitor only in part: the shallow ones, which most share.
+void RouterCore::Impl::BoundBreakpoints(RouterRequest& r) const {
+  uint64_t known = 0;
+  for (const auto& [link, match] : r.held) {
+    known = std::max(known, static_cast<uint64_t>(match.latents * BlockTokens()));
+  }
+  auto& at = *r.spec.cache.mutable_breakpoints();
+  std::sort(at.begin(), at.end());
+  const auto fresh = std::upper_bound(at.begin(), at.end(), known) - at.begin();
+  at.Truncate(std::min<int>(at.size(), static_cast<int>(fresh) + kNewBreakpointsMax));
 }
 
 absl::Status RouterCore::Impl::CheckQueue(const RouterRequest& r) const {

@@ -37,6 +37,7 @@ void RouterCore::Impl::Finish(RouterRequest& r, mesh::SequenceOutput::End end, a
                                    {.prompt_tokens = r.prompt_tokens(),
                                     .completion_tokens = r.delivered,
                                     .cached_tokens = r.cached_tokens}});
+  Conclude(r, absl::OkStatus());
   ++counters.finished;
   answer_tokens += (static_cast<double>(r.delivered) - answer_tokens) / 32;
   counters.cached_tokens += static_cast<uint64_t>(r.cached_tokens);
@@ -47,6 +48,7 @@ void RouterCore::Impl::Finish(RouterRequest& r, mesh::SequenceOutput::End end, a
 void RouterCore::Impl::Fail(RouterRequest& r, const absl::Status& status) {
   SendCancel(r.decode, r.spec.request_id);
   SendCancel(r.prefill, r.spec.request_id);
+  Conclude(r, status);
   LogWarning("request.failed", {{"request", r.spec.request_id},
                                 {"attempt", r.attempt},
                                 {"tokens", r.delivered},
@@ -77,6 +79,8 @@ void RouterCore::Impl::CallSession(SessionCall call, absl::Time now) {
 bool RouterCore::Impl::Cancel(const RequestId& id, std::optional<int64_t> taken, absl::Time now) {
   RouterRequest* r = Find(id);
   if (r == nullptr) return false;
+  time = now;
+  Conclude(*r, taken ? absl::OkStatus() : Cancelled("the client left"));
   SendCancel(r->decode, id);
   SendCancel(r->prefill, id);
   ++(taken ? counters.finished : counters.cancelled);
@@ -90,6 +94,7 @@ bool RouterCore::Impl::Cancel(const RequestId& id, std::optional<int64_t> taken,
 }
 
 void RouterCore::Impl::LoseWorker(const LostWorker& lost, const absl::Status& why, absl::Time now) {
+  time = now;
   const auto& [link, name, role] = lost;
   prefixes.Forget(link);
   sessions.OnLost(link, name, why, now);
@@ -123,6 +128,7 @@ void RouterCore::Impl::LoseWorker(const LostWorker& lost, const absl::Status& wh
 }
 
 void RouterCore::Impl::Tick(absl::Time now) {
+  time = now;
   prefixes.Sweep();
   sessions.Tick(now);
   for (const LostWorker& lost : members.Expire(now)) {
@@ -212,6 +218,7 @@ std::optional<mesh::ModelIdentity> RouterCore::identity() const {
 }
 int64_t RouterCore::context_tokens() const { return impl_->ContextTokens(); }
 absl::Duration RouterCore::RetryAfter() const { return impl_->RetryAfter(impl_->waiting.tokens()); }
+const DecisionLog& RouterCore::decisions() const { return impl_->decisions; }
 const RouterCounters& RouterCore::counters() const { return impl_->counters; }
 
 RouterGauges RouterCore::gauges() const {

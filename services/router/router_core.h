@@ -42,6 +42,7 @@
 #include "deltamesh/mesh/mesh.pb.h"
 #include "runtime/base/ids.h"
 #include "services/common/link.h"
+#include "services/router/decision_log.h"
 #include "services/router/router_options.h"
 #include "services/router/session_types.h"
 
@@ -173,6 +174,8 @@ class RouterCore {
   int64_t context_tokens() const;
   // When a client that is refused for want of room should come again.
   absl::Duration RetryAfter() const;
+  // Why the last requests went where they went.
+  const DecisionLog& decisions() const;
   const RouterCounters& counters() const;
   RouterGauges gauges() const;
 

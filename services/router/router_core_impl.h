@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "services/router/decision_log.h"
 #include "services/router/drain_rate.h"
 #include "services/router/fair_queue.h"
 #include "services/router/membership.h"
@@ -56,6 +57,7 @@ struct RouterRequest {
   absl::Time looked_up = absl::InfinitePast();
   uint64_t looked_up_version = 0;
   std::map<LinkId, IndexMatch> held;  // what workers have of the prompt, as of then
+  DecisionLog::Ticket decision = 0;
   std::vector<uint64_t> keys;  // of the prompt's blocks before its last token; empty: not cached
 
   int64_t prompt_tokens() const { return static_cast<int64_t>(spec.prompt.size()); }
@@ -66,6 +68,7 @@ class RouterCore::Impl {
   explicit Impl(RouterOptions o)
       : options(std::move(o)),
         members(&options, &counters, &actions),
+        decisions(options.decisions_max),
         waiting({.turn_tokens = options.turn_tokens, .ageing_max = options.ageing_max}),
         sessions(&options, &counters, &members, &prefixes, &actions) {}
 
@@ -89,6 +92,7 @@ class RouterCore::Impl {
   std::vector<RouterAction> actions;
   mutable Membership members;
   std::map<RequestId, RouterRequest> requests;  // ordered: what happens must not depend on a hash
+  DecisionLog decisions;
   FairQueue waiting;
   DrainRate drain;
   double answer_tokens = 256;  // how long answers are, mostly of late
@@ -96,6 +100,7 @@ class RouterCore::Impl {
   SessionCalls sessions;
   double handoff_bytes_per_second = 0;  // learned; 0: unknown
   uint32_t next_attempt = 1;
+  absl::Time time;  // of the call in progress
 
  private:
   enum class Placed { kYes, kNoRoom, kEnded };
@@ -113,6 +118,7 @@ class RouterCore::Impl {
   Placed TryPlace(RouterRequest& r, absl::Time now);
   absl::Status CheckQueue(const RouterRequest& r) const;
   int64_t CostOf(const RouterRequest& r) const;
+  void BoundBreakpoints(RouterRequest& r) const;
   void Enqueue(const RouterRequest& r);
   // Nothing that the last try depends on is known to be better now.
   bool TriedInVain(const RouterRequest& r, absl::Time now) const;
@@ -130,14 +136,32 @@ class RouterCore::Impl {
 
     int64_t to_compute() const { return shape.compute_tokens - holding.cached_tokens; }
   };
+  // The workers that a part could go to, with their prices. Of the last try; kept for its memory.
+  struct Priced {
+    std::vector<Worker*> workers;
+    std::vector<Candidate> candidates;  // candidates[i] is workers[i]
+    RequestShape shape;
+
+    void Start(const RequestShape& of) {
+      workers.clear();
+      candidates.clear();
+      shape = of;
+    }
+    void Add(Worker* worker, const Holding& holding) {
+      workers.push_back(worker);
+      candidates.push_back({.load = &worker->load, .holding = holding, .cost = {}});
+    }
+  };
   std::optional<Choice> ChoosePrefill(const RouterRequest& r, int64_t position);
   // With `handoff`: the state comes from a prefill worker. Else only workers that hold a snapshot of the
   // prompt, or with `anyone` all, compute what it lacks.
   std::optional<Choice> ChooseDecode(const RouterRequest& r, int64_t position, bool handoff,
                                      bool anyone);
-  // Among candidates[i], which stands for workers[i].
-  std::optional<Choice> Choose(const std::vector<Worker*>& workers,
-                               std::vector<Candidate>& candidates, const RequestShape& shape) const;
+  std::optional<Choice> Choose(Priced& priced);
+  // Notes for DecisionLog: a placement, and how the request ended.
+  void Explain(const RouterRequest& r, const std::optional<Choice>& prefill, const Choice& decode);
+  void ExplainMatch(const RouterRequest& r, Decision& d) const;
+  void Conclude(const RouterRequest& r, const absl::Status& status);
   bool FitsAStep(const Choice& choice) const;
   void Assign(RouterRequest& r, const std::optional<Choice>& prefill, const Choice& decode,
               absl::Time now);
@@ -165,6 +189,9 @@ class RouterCore::Impl {
   // The turn's prompt and what was delivered become its session's content; the request ends next.
   void KeepSession(RouterRequest& r, bool ended, absl::Time now);
   bool IsRunning(const SessionId& session) const;
+
+  Priced prefills_, decodes_, alone_;  // to hand over to, and to compute alone
+  DecisionCandidate scratch_;
 
   RouterRequest* Find(const RequestId& id) {
     const auto it = requests.find(id);

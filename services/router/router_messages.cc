@@ -38,6 +38,7 @@ void RouterCore::Impl::CountReason(const std::string& name) {
 }
 
 void RouterCore::Impl::OnMessage(LinkId link, const mesh::WorkerMessage& message, absl::Time now) {
+  time = now;
   if (!members.Touch(link, now)) {
     ++counters.stale_messages;
     return;
@@ -165,6 +166,10 @@ void RouterCore::Impl::OnHandoffResult(const Worker& from, const mesh::HandoffRe
     ++counters.handoffs_ok;
     counters.handoff_bytes += message.bytes();
     counters.handoff_seconds += message.seconds();
+    if (Decision* d = decisions.At(r->decision)) {
+      d->handoff_bytes += static_cast<int64_t>(message.bytes());
+      d->handoff_seconds += message.seconds();
+    }
     // A prompt's blocks are sent while it computes, which makes a link look slow and never fast: the best
     // of late counts. Little says nothing.
     if (message.bytes() >= kLeastTimedBytes && message.seconds() > 0 &&
@@ -177,6 +182,7 @@ void RouterCore::Impl::OnHandoffResult(const Worker& from, const mesh::HandoffRe
     return;
   }
   ++counters.handoffs_refused;
+  if (Decision* d = decisions.At(r->decision)) ++d->handoffs_refused;
   r->cached_tokens = 0;  // the next try tells anew
   if (!CountHandoffFailure(*r, absl::Status(CodeOf(message.code()), message.reason()))) {
     return PlaceWaiting(now);
@@ -233,6 +239,8 @@ void RouterCore::Impl::OnOutput(const Worker& from, const mesh::SequenceOutput& 
     if (output.scores_size() > 0) {
       tokens.output.mutable_scores()->DeleteSubrange(0, static_cast<int>(known));
     }
+    Decision* d = r->delivered == 0 ? decisions.At(r->decision) : nullptr;
+    if (d != nullptr) d->ttft_seconds = absl::ToDoubleSeconds(now - r->submitted);
     r->delivered += count - known;
     if (!r->spec.session.empty()) {
       r->said.insert(r->said.end(), tokens.output.tokens().begin(), tokens.output.tokens().end());

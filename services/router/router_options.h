@@ -51,6 +51,7 @@ struct RouterOptions {
   int64_t session_calls_max = 64;                       // at once
   absl::Duration session_read_max = absl::Seconds(5);   // all stores have answered within
   absl::Duration session_call_max = absl::Seconds(60);  // longest deadline of a call
+  int64_t decisions_max = 1024;  // requests whose placement can be explained afterwards
 
   // Workers.
   int64_t links_max = 1024;

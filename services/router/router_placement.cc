@@ -59,6 +59,8 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
   LookUp(r, now);
   bool prefill_capable = false;
   std::optional<Choice> prefill, decode;
+  prefills_.Start({});
+  decodes_.Start({});
   if (position > 0) {
     for (const Worker* w : members.Alive(mesh::ROLE_PREFILL)) {
       const mesh::Capacity& c = w->registration.capacity();
@@ -88,6 +90,7 @@ void RouterCore::Impl::Assign(RouterRequest& r, const std::optional<Choice>& pre
   waiting.Take(r.spec.request_id);
   if (now > r.phase_since) drain.Placed(r.cost);
   counters.waited_seconds += absl::ToDoubleSeconds(now - r.phase_since);
+  Explain(r, prefill, decode);
   r.cost = 0;  // if it has to wait again, its tenant has paid for it
   if (prefill) AssignPrefill(r, *prefill);
   r.decode = decode.worker->link;
@@ -165,16 +168,14 @@ double RouterCore::Impl::MeanPromptRate() const {
   return known > 0 ? sum / static_cast<double>(known) : 0;
 }
 
-std::optional<RouterCore::Impl::Choice> RouterCore::Impl::Choose(
-    const std::vector<Worker*>& workers, std::vector<Candidate>& candidates,
-    const RequestShape& shape) const {
-  Price(candidates, shape, MeanPromptRate());
-  const std::optional<size_t> best = Cheapest(candidates, shape);
+std::optional<RouterCore::Impl::Choice> RouterCore::Impl::Choose(Priced& priced) {
+  Price(priced.candidates, priced.shape, MeanPromptRate());
+  const std::optional<size_t> best = Cheapest(priced.candidates, priced.shape);
   if (!best) return std::nullopt;
-  return Choice{.worker = workers[*best],
-                .shape = shape,
-                .holding = candidates[*best].holding,
-                .cost = candidates[*best].cost};
+  return Choice{.worker = priced.workers[*best],
+                .shape = priced.shape,
+                .holding = priced.candidates[*best].holding,
+                .cost = priced.candidates[*best].cost};
 }
 
 namespace {
@@ -196,23 +197,19 @@ Holding Cached(const Worker& worker, const IndexMatch& match, int64_t block, int
 std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const RouterRequest& r,
                                                                         int64_t position) {
   const int64_t block = BlockTokens();
-  const RequestShape shape = {.request_id = r.spec.request_id,
-                              .compute_tokens = position,
-                              .blocks = position / block,
-                              .context_tokens = position};
   // The worker that failed last is taken only when no other has room.
   for (const bool avoid : {true, false}) {
-    std::vector<Worker*> workers;
-    std::vector<Candidate> candidates;
+    prefills_.Start({.request_id = r.spec.request_id,
+                     .compute_tokens = position,
+                     .blocks = position / block,
+                     .context_tokens = position});
     for (Worker* w : members.Alive(mesh::ROLE_PREFILL)) {
       if (avoid && w->load.name == r.avoid_prefill) continue;
       const auto found = r.held.find(w->link);
       const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;
-      workers.push_back(w);
-      candidates.push_back(
-          {.load = &w->load, .holding = Cached(*w, match, block, position), .cost = {}});
+      prefills_.Add(w, Cached(*w, match, block, position));
     }
-    if (auto chosen = Choose(workers, candidates, shape)) return chosen;
+    if (auto chosen = Choose(prefills_)) return chosen;
     if (r.avoid_prefill.empty()) break;
   }
   return std::nullopt;
@@ -222,13 +219,11 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
                                                                        int64_t position,
                                                                        bool handoff, bool anyone) {
   const int64_t block = BlockTokens(), reach = r.prompt_tokens() + r.spec.max_tokens;
-  const RequestShape shape = {
-      .request_id = r.spec.request_id,
-      .compute_tokens = handoff ? r.prompt_tokens() - position : r.prompt_tokens(),
-      .blocks = CeilDiv(reach, block),
-      .context_tokens = reach};
-  std::vector<Worker*> workers;
-  std::vector<Candidate> candidates;
+  Priced& priced = handoff ? decodes_ : alone_;
+  priced.Start({.request_id = r.spec.request_id,
+                .compute_tokens = handoff ? r.prompt_tokens() - position : r.prompt_tokens(),
+                .blocks = CeilDiv(reach, block),
+                .context_tokens = reach});
   for (Worker* w : members.Alive(mesh::ROLE_DECODE)) {
     const auto found = r.held.find(w->link);
     const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;
@@ -246,10 +241,9 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
     } else {
       holding = Cached(*w, match, block, position);
     }
-    workers.push_back(w);
-    candidates.push_back({.load = &w->load, .holding = holding, .cost = {}});
+    priced.Add(w, holding);
   }
-  return Choose(workers, candidates, shape);
+  return Choose(priced);
 }
 
 void RouterCore::Impl::SendStartDecode(const RouterRequest& r) {

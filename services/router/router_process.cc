@@ -16,6 +16,7 @@
 #include "services/common/process.h"
 #include "services/router/inference_service.h"
 #include "services/router/openai_http.h"
+#include "services/router/operations_service.h"
 #include "services/router/router_server.h"
 
 namespace deltamesh {
@@ -62,6 +63,7 @@ class RouterProcess {
                                              metrics_.get());
     pool_ = std::make_unique<EncodePool>(flags_.encode);
     links_ = std::make_unique<LinkServer>(LinkOptions{}, LinkEventsOf(router_.get()));
+    operations_ = std::make_unique<OperationsService>(router_.get());
     inference_ = std::make_unique<InferenceService>(front_.get(), router_.get(), pool_.get());
     openai_ = std::make_unique<OpenAiHttp>(front_.get(), router_.get(), pool_.get());
     ops_ = std::make_unique<HttpOps>(
@@ -73,7 +75,8 @@ class RouterProcess {
     GrpcServerOptions grpc;
     grpc.listen = flags_.listen;
     grpc.health_names = {"deltamesh.v1.Inference", "deltamesh.router"};
-    ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(grpc, {links_->service(), inference_.get()}));
+    ASSIGN_OR_RETURN(
+        grpc_, GrpcServer::Start(grpc, {links_->service(), inference_.get(), operations_.get()}));
     ASSIGN_OR_RETURN(auto http_at, ParseHostPort("--http", flags_.http));
     flags_.http_options.address = http_at.first;
     flags_.http_options.port = http_at.second;
@@ -178,6 +181,7 @@ class RouterProcess {
   std::unique_ptr<RouterServer> router_;
   std::unique_ptr<EncodePool> pool_;
   std::unique_ptr<LinkServer> links_;
+  std::unique_ptr<OperationsService> operations_;
   std::unique_ptr<InferenceService> inference_;
   std::unique_ptr<OpenAiHttp> openai_;
   std::unique_ptr<HttpOps> ops_;
@@ -234,6 +238,7 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
   bound("--session-mib", f->session_mib, "of the tokens of these (MiB: 2^20 bytes)");
   bound("--session-calls", f->core.session_calls_max,
         "calls about sessions that may wait for workers at once");
+  bound("--decisions", f->core.decisions_max, "requests that `explain` can look back at");
   bound("--heartbeat-seconds", f->heartbeat_seconds, "between two reports of a worker");
   bound("--lease-seconds", f->lease_seconds, "a worker silent for this long is lost");
   bound("--http-threads", f->http_options.threads, "threads of the HTTP port");

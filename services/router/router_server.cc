@@ -100,6 +100,10 @@ void RouterServer::CallSession(SessionCall call, SessionDone done) {
 
 void RouterServer::CancelSession(const RequestId& id) { mailbox_.PushAlways(SessionCallLeft{id}); }
 
+void RouterServer::Ask(std::function<void(const RouterCore* core)> ask) {
+  if (!mailbox_.Push(Question{ask})) ask(nullptr);
+}
+
 void RouterServer::OnLinkOpened(LinkId link) { mailbox_.PushAlways(LinkOpened{link}); }
 
 bool RouterServer::OnLinkMessage(LinkId link, mesh::WorkerMessage message) {
@@ -140,6 +144,7 @@ void RouterServer::Loop() {
     } else if (auto* call = std::get_if<NewSessionCall>(&event)) {
       call->done({call->call.id, stopping, {}});
     }
+    if (const auto* question = std::get_if<Question>(&event)) question->ask(nullptr);
   }
   StopSessions();
   while (!live_.empty()) {
@@ -185,6 +190,8 @@ void RouterServer::Handle(Event event, absl::Time now) {
     core_.OnWorkerMessage(e->link, e->message, now);
   } else if (const auto* e = std::get_if<LinkClosed>(&event)) {
     core_.OnLinkClosed(e->link, e->status, now);
+  } else if (const auto* e = std::get_if<Question>(&event)) {
+    e->ask(&core_);
   }
 }
 

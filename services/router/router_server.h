@@ -67,6 +67,8 @@ class RouterServer {
   void CallSession(SessionCall call, SessionDone done);
   // Its `done` hears CANCELLED unless it has heard something else.
   void CancelSession(const RequestId& id);
+  // Calls `ask` on the router's thread, once; with null when the router is too busy or stops.
+  void Ask(std::function<void(const RouterCore* core)> ask);
 
   void OnLinkOpened(LinkId link);
   // False when the mailbox is full: the link cannot be served.
@@ -110,8 +112,11 @@ class RouterServer {
     LinkId link;
     absl::Status status;
   };
+  struct Question {
+    std::function<void(const RouterCore* core)> ask;
+  };
   using Event = std::variant<NewRequest, ClientLeft, NewSessionCall, SessionCallLeft, LinkOpened,
-                             LinkMessage, LinkClosed>;
+                             LinkMessage, LinkClosed, Question>;
 
   // A request whose client is still there.
   struct Live {

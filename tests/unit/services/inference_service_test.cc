@@ -1,10 +1,15 @@
 // deltamesh.v1.Inference over a real gRPC connection, in front of a scripted decode worker.
 #include "services/router/inference_service.h"
 
+#include <google/protobuf/util/json_util.h>
 #include <grpcpp/grpcpp.h>
 
+#include <sstream>
+
 #include "absl/synchronization/notification.h"
+#include "services/cli/explain.h"
 #include "services/common/grpc_server.h"
+#include "services/router/operations_service.h"
 #include "tests/unit/services/fake_mesh.h"
 
 namespace deltamesh {
@@ -340,6 +345,50 @@ TEST_F(InferenceServiceTest, NameUsedAgainRightAfterACancelIsServed) {
     }
     reader->Finish();
   }
+}
+
+TEST(OperationsTest, ExplainOverGrpcAndAsPeopleReadIt) {
+  FakeMesh mesh;
+  mesh.Join();
+  InferenceService inference(mesh.front.get(), mesh.router.get(), &mesh.pool);
+  OperationsService operations(mesh.router.get());
+  auto server = GrpcServer::Start({}, {&inference, &operations}).value();
+  const auto stub = v1::Inference::NewStub(
+      grpc::CreateChannel(server->address(), grpc::InsecureChannelCredentials()));
+  for (const char* id : {"one", "two"}) {
+    grpc::ClientContext context;
+    v1::GenerateRequest request;
+    request.set_text("Once");
+    request.set_request_id(id);
+    const auto reader = stub->Generate(&context, request);
+    for (v1::GenerateEvent event; reader->Read(&event);) {
+    }
+    EXPECT_TRUE(reader->Finish().ok());
+  }
+  std::ostringstream out;
+  ExplainOptions options = {.router = server->address()};
+  ASSERT_TRUE(RunExplain(options, out).ok());
+  EXPECT_THAT(out.str(), ::testing::MatchesRegex(
+                             "two/[0-9a-f]+  .* alone .*then: first token after .*, OK with .*"
+                             "one/[0-9a-f]+  .* alone .*then: first token after .*, OK with .*"));
+  out.str("");
+  options.request_id = "one";
+  options.json = true;
+  ASSERT_TRUE(RunExplain(options, out).ok());
+  v1::RequestExplanation r;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(out.str(), &r).ok()) << out.str();
+  EXPECT_EQ(r.placements(), 1u);
+  EXPECT_EQ(r.reason(), "only one with room");
+  ASSERT_EQ(r.candidates_size(), 1);
+  EXPECT_TRUE(r.candidates(0).chosen());
+  EXPECT_EQ(r.candidates(0).decode(), "d1");
+  EXPECT_EQ(r.status(), "OK");
+  EXPECT_GT(r.ttft_seconds(), 0);
+  EXPECT_GE(r.seconds(), r.ttft_seconds());
+  options.request_id = "nobody";
+  const absl::Status unknown = RunExplain(options, out);
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(unknown.message()), ::testing::HasSubstr("last 1024 requests"));
 }
 
 TEST(InferenceRetryTest, WhoFindsNoRoomHearsWhenToComeAgain) {

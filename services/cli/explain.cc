@@ -1,0 +1,129 @@
+#include "services/cli/explain.h"
+
+#include <google/protobuf/util/json_util.h>
+#include <grpcpp/grpcpp.h>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "deltamesh/v1/operations.grpc.pb.h"
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+namespace {
+
+std::string Seconds(double s) {
+  return s < 1 ? absl::StrFormat("%.1f ms", s * 1e3) : absl::StrFormat("%.2f s", s);
+}
+
+std::string Bytes(uint64_t bytes) {
+  const auto b = static_cast<double>(bytes);
+  if (b < 1024) return absl::StrFormat("%d B", bytes);
+  if (b < 1024 * 1024) return absl::StrFormat("%.1f KiB", b / 1024);
+  return absl::StrFormat("%.1f MiB", b / 1024 / 1024);
+}
+
+std::string Found(const v1::RequestExplanation& r) {
+  if (!r.looked_up()) return "not looked up";
+  const std::string snapshot =
+      r.snapshot_tokens() == 0
+          ? "no snapshot"
+          : absl::StrFormat("snapshot at %d (%s)", r.snapshot_tokens(), r.snapshot_at());
+  if (r.latent_tokens() == 0) return "no latents, " + snapshot;
+  return absl::StrFormat("latents to %d (%s), %s", r.latent_tokens(), r.latents_at(), snapshot);
+}
+
+std::string Line(const v1::PlacementCandidate& c) {
+  const std::string who =
+      c.prefill().empty() ? c.decode() + " alone" : c.prefill() + " -> " + c.decode();
+  const std::string total =
+      c.room() ? Seconds(c.queue_seconds() + c.move_seconds() + c.compute_seconds()) : "no room";
+  return absl::StrFormat(
+      "  %s %-32s %10s = queue %s + move %s (%s) + compute %s (%d tokens, %d cached)\n",
+      c.chosen() ? "*" : " ", who, total, Seconds(c.queue_seconds()), Seconds(c.move_seconds()),
+      Bytes(c.move_bytes()), Seconds(c.compute_seconds()), c.compute_tokens(), c.cached_tokens());
+}
+
+std::string Outcome(const v1::RequestExplanation& r) {
+  std::string out;
+  if (r.has_ttft_seconds()) out += "first token after " + Seconds(r.ttft_seconds()) + ", ";
+  out += absl::StrFormat("%d tokens restored", r.restored_tokens());
+  if (r.handoff_bytes() > 0) {
+    out += absl::StrFormat(", %s handed over in %s", Bytes(r.handoff_bytes()),
+                           Seconds(r.handoff_seconds()));
+  }
+  if (r.handoffs_refused() > 0) {
+    out += absl::StrFormat(", %d hand-offs refused", r.handoffs_refused());
+  }
+  if (!r.has_seconds()) return out + ", still there";
+  out += absl::StrFormat(", %s with %d tokens after %s", r.status(), r.completion_tokens(),
+                         Seconds(r.seconds()));
+  return r.message().empty() ? out : out + ": " + r.message();
+}
+
+}  // namespace
+
+std::string DescribeRequest(const v1::RequestExplanation& r) {
+  std::string out = absl::StrFormat(
+      "%s  %s\n  prompt %d tokens, cost %d; %s\n", r.request_id(),
+      absl::FormatTime("%Y-%m-%d %H:%M:%S", absl::FromUnixMillis(r.submitted_unix_ms()),
+                       absl::UTCTimeZone()),
+      r.prompt_tokens(), r.cost_tokens(), Found(r));
+  if (r.placements() > 0) {
+    out += absl::StrFormat("  placed %d time%s after %s in the queue, %s%s:\n", r.placements(),
+                           r.placements() == 1 ? "" : "s", Seconds(r.waited_seconds()), r.reason(),
+                           r.candidates_left_out() == 0
+                               ? ""
+                               : absl::StrFormat(" (%d more not shown)", r.candidates_left_out()));
+  } else {
+    out += absl::StrFormat("  %s\n", r.reason());
+  }
+  for (const v1::PlacementCandidate& c : r.candidates()) out += Line(c);
+  return out + "  then: " + Outcome(r) + "\n";
+}
+
+void AddExplainFlags(CLI::App* app, ExplainOptions* o) {
+  app->add_option("request", o->request_id,
+                  "the request: its X-Request-Id, or the client's name of it (default: the last)");
+  app->add_option("--router", o->router, "host:port of the router's gRPC port")
+      ->envname("DELTAMESH_ROUTER")
+      ->capture_default_str();
+  app->add_option("--last", o->last, "without a request: this many requests, the newest first")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  app->add_flag("--json", o->json, "one JSON object a line, as in operations.proto");
+  app->add_option("--seconds", o->seconds, "longest wait for the answer")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+}
+
+absl::Status RunExplain(const ExplainOptions& options, std::ostream& out) {
+  const auto stub = v1::Operations::NewStub(
+      grpc::CreateChannel(options.router, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(options.seconds)));
+  v1::ExplainRequest request;
+  request.set_request_id(options.request_id);
+  request.set_last(options.last);
+  v1::ExplainResponse response;
+  const grpc::Status status = stub->Explain(&context, request, &response);
+  if (!status.ok()) {
+    return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  }
+  google::protobuf::util::JsonPrintOptions print;
+  print.preserve_proto_field_names = true;
+  print.always_print_primitive_fields = true;
+  for (const v1::RequestExplanation& r : response.requests()) {
+    std::string line;
+    if (!options.json) {
+      out << DescribeRequest(r);
+    } else if (google::protobuf::util::MessageToJsonString(r, &line, print).ok()) {
+      out << line << "\n";
+    }
+  }
+  out << std::flush;
+  return absl::OkStatus();
+}
+
+}  // namespace deltamesh

@@ -1,0 +1,98 @@
+// Why requests went where they went, and what became of them: the last of them, for whoever asks later.
+//
+// A ring of fixed size whose slots are filled anew: nobody asking costs a few assignments for each request and,
+// once every slot was used, no memory.
+//
+// Not thread-safe: part of the router's core.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "services/router/policy.h"
+
+namespace deltamesh {
+
+// One way a request could have gone.
+struct DecisionCandidate {
+  std::string prefill;  // empty: the decode worker computes the prompt
+  std::string decode;
+  int64_t cached_tokens = 0;   // of the prompt, restored where it is computed
+  int64_t compute_tokens = 0;  // of the prompt, by both
+  int64_t move_bytes = 0;      // from the prefill to the decode worker
+  CostParts cost;
+  bool room = true;  // else it was no choice
+};
+
+enum class DecisionReason {
+  kNone,      // it waits still
+  kCheapest,  // of several
+  kOnly,      // no other has room
+  kRefused,   // ended before it was placed
+};
+const char* DecisionReasonName(DecisionReason reason);
+
+struct Decision {
+  static constexpr size_t kCandidatesMax = 16;
+
+  std::string request_id;
+  absl::Time submitted;
+  int64_t prompt_tokens = 0;
+  int64_t cost_tokens = 0;      // in the queue
+  bool named = false;           // its prefixes were looked up
+  int64_t latent_tokens = 0;    // longest match of latents at any worker
+  int64_t snapshot_tokens = 0;  // deepest snapshot within a worker's latents
+  std::string latents_at, snapshot_at;
+  // Of the last placement.
+  int64_t placements = 0;
+  double waited_seconds = 0;
+  DecisionReason reason = DecisionReason::kNone;
+  std::array<DecisionCandidate, kCandidatesMax>
+      candidates;  // cheapest first; the chosen one is among them
+  size_t candidate_count = 0;
+  int64_t candidates_left_out = 0;
+  size_t chosen = 0;
+  // What happened.
+  int64_t handoffs_refused = 0;
+  int64_t handoff_bytes = 0;
+  double handoff_seconds = 0;
+  int64_t restored_tokens = 0;
+  int64_t completion_tokens = 0;
+  double ttft_seconds = -1;  // below 0: no token yet
+  double seconds = -1;       // below 0: it runs
+  absl::StatusCode code = absl::StatusCode::kOk;
+  std::string message;  // of a failure
+
+  void Add(const DecisionCandidate& candidate);  // keeps the cheapest
+};
+
+class DecisionLog {
+ public:
+  // A request's place: valid until the ring has come round.
+  using Ticket = uint64_t;
+
+  explicit DecisionLog(int64_t decisions) : ring_(static_cast<size_t>(decisions)) {}
+
+  // A slot as new, but for the memory of its strings. 0 is no ticket.
+  Ticket Begin(std::string_view request_id, absl::Time now);
+  // Null once the slot was given to another.
+  Decision* At(Ticket ticket);
+
+  // By a request's whole id, or by the client's name of it: the newest first.
+  std::vector<const Decision*> Find(std::string_view request_id, size_t most) const;
+  std::vector<const Decision*> Last(size_t most) const;
+
+ private:
+  template <typename Wanted>
+  std::vector<const Decision*> Select(size_t most, Wanted wanted) const;
+
+  std::vector<Decision> ring_;
+  uint64_t begun_ = 0;
+};
+
+}  // namespace deltamesh

@@ -1,0 +1,87 @@
+#include "services/router/operations_service.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "runtime/base/safe_message.h"
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+namespace {
+
+constexpr uint32_t kLastDefault = 10;
+
+void FillCandidate(const DecisionCandidate& c, bool chosen, v1::PlacementCandidate* out) {
+  out->set_prefill(c.prefill);
+  out->set_decode(c.decode);
+  out->set_cached_tokens(static_cast<uint64_t>(c.cached_tokens));
+  out->set_compute_tokens(static_cast<uint64_t>(c.compute_tokens));
+  out->set_move_bytes(static_cast<uint64_t>(c.move_bytes));
+  out->set_queue_seconds(c.cost.queue);
+  out->set_move_seconds(c.cost.move);
+  out->set_compute_seconds(c.cost.compute);
+  out->set_room(c.room);
+  out->set_chosen(chosen);
+}
+
+absl::Status Answer(const RouterCore& core, const v1::ExplainRequest& request,
+                    v1::ExplainResponse* response) {
+  const size_t most =
+      std::min(request.last() == 0 ? kLastDefault : request.last(), OperationsService::kLastMax);
+  const std::string& id = request.request_id();
+  const auto found = id.empty() ? core.decisions().Last(most) : core.decisions().Find(id, most);
+  if (!id.empty() && found.empty()) {
+    return NotFound("request_id: \"%s\" is not among the last %d requests of this router",
+                    SafeMessage(id.substr(0, 200)), core.options().decisions_max);
+  }
+  for (const Decision* decision : found) FillExplanation(*decision, response->add_requests());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void FillExplanation(const Decision& d, v1::RequestExplanation* out) {
+  const auto count = [](int64_t n) { return static_cast<uint64_t>(n); };
+  out->set_request_id(d.request_id);
+  out->set_submitted_unix_ms(absl::ToUnixMillis(d.submitted));
+  out->set_prompt_tokens(count(d.prompt_tokens));
+  out->set_cost_tokens(count(d.cost_tokens));
+  out->set_looked_up(d.named);
+  out->set_latent_tokens(count(d.latent_tokens));
+  out->set_latents_at(d.latents_at);
+  out->set_snapshot_tokens(count(d.snapshot_tokens));
+  out->set_snapshot_at(d.snapshot_at);
+  out->set_placements(static_cast<uint32_t>(d.placements));
+  out->set_waited_seconds(d.waited_seconds);
+  for (size_t i = 0; i < d.candidate_count; ++i) {
+    FillCandidate(d.candidates[i], i == d.chosen, out->add_candidates());
+  }
+  out->set_candidates_left_out(static_cast<uint32_t>(d.candidates_left_out));
+  out->set_reason(DecisionReasonName(d.reason));
+  out->set_handoffs_refused(static_cast<uint32_t>(d.handoffs_refused));
+  out->set_handoff_bytes(count(d.handoff_bytes));
+  out->set_handoff_seconds(d.handoff_seconds);
+  out->set_restored_tokens(count(d.restored_tokens));
+  out->set_completion_tokens(count(d.completion_tokens));
+  if (d.ttft_seconds >= 0) out->set_ttft_seconds(d.ttft_seconds);
+  if (d.seconds < 0) return;
+  out->set_seconds(d.seconds);
+  out->set_status(absl::StatusCodeToString(d.code));
+  out->set_message(SafeMessage(d.message));
+}
+
+grpc::ServerUnaryReactor* OperationsService::Explain(grpc::CallbackServerContext* context,
+                                                     const v1::ExplainRequest* request,
+                                                     v1::ExplainResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  router_->Ask([=](const RouterCore* core) {
+    const absl::Status status = core == nullptr ? Unavailable("the router is stopping or busy")
+                                                : Answer(*core, *request, response);
+    reactor->Finish(
+        grpc::Status(static_cast<grpc::StatusCode>(status.code()), SafeMessage(status)));
+  });
+  return reactor;
+}
+
+}  // namespace deltamesh

@@ -1,0 +1,155 @@
+// What DecisionLog is told of a request, and the one line of the log that says it all.
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/log.h"
+#include "services/router/router_core_impl.h"
+
+namespace deltamesh {
+namespace {
+
+constexpr size_t kOfEachMax = 4;  // workers of a kind whose pairs are noted
+constexpr size_t kMessageBytesMax = 256;
+
+// The cheapest few, those with room first.
+std::vector<size_t> CheapestFew(const std::vector<Candidate>& candidates, size_t most) {
+  std::vector<size_t> order(candidates.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const size_t few = std::min(order.size(), most);
+  std::partial_sort(order.begin(), order.begin() + static_cast<ptrdiff_t>(few), order.end(),
+                    [&](size_t a, size_t b) {
+                      return std::tuple(!candidates[a].room, candidates[a].cost.total(), a) <
+                             std::tuple(!candidates[b].room, candidates[b].cost.total(), b);
+                    });
+  order.resize(few);
+  return order;
+}
+
+void Describe(const Candidate& decode, const RequestShape& shape, DecisionCandidate& out) {
+  out.prefill.clear();
+  out.decode = decode.load->name;
+  out.cached_tokens = decode.holding.cached_tokens;
+  out.compute_tokens = shape.compute_tokens - decode.holding.cached_tokens;
+  out.move_bytes = decode.holding.transfer_bytes;
+  out.cost = decode.cost;
+  out.room = decode.room;
+}
+
+void AddPrefill(const Candidate& prefill, const RequestShape& shape, DecisionCandidate& out) {
+  out.prefill = prefill.load->name;
+  out.cached_tokens += prefill.holding.cached_tokens;
+  out.compute_tokens += shape.compute_tokens - prefill.holding.cached_tokens;
+  out.cost.queue += prefill.cost.queue;
+  out.cost.move += prefill.cost.move;
+  out.cost.compute += prefill.cost.compute;
+  out.room = out.room && prefill.room;
+}
+
+// "prefill-0>decode-1 0.0312 decode-1 0.4" for people who grep.
+std::string Others(const Decision& d) {
+  std::string out;
+  for (size_t i = 0; i < std::min(d.candidate_count, kOfEachMax); ++i) {
+    const DecisionCandidate& c = d.candidates[i];
+    absl::StrAppendFormat(&out, "%s%s%s%s %.4g%s", i == 0 ? "" : " ", c.prefill,
+                          c.prefill.empty() ? "" : ">", c.decode, c.cost.total(),
+                          c.room ? "" : " (no room)");
+  }
+  return out;
+}
+
+}  // namespace
+
+void RouterCore::Impl::ExplainMatch(const RouterRequest& r, Decision& d) const {
+  d.named = !r.keys.empty();
+  d.latent_tokens = d.snapshot_tokens = 0;
+  for (const auto& [link, match] : r.held) {
+    const Worker* worker = members.Find(link);
+    if (worker == nullptr) continue;
+    const int64_t block = BlockTokens();
+    if (match.latents * block > d.latent_tokens) {
+      d.latent_tokens = match.latents * block;
+      d.latents_at = worker->load.name;
+    }
+    if (match.snapshot * block > d.snapshot_tokens) {
+      d.snapshot_tokens = match.snapshot * block;
+      d.snapshot_at = worker->load.name;
+    }
+  }
+}
+
+void RouterCore::Impl::Explain(const RouterRequest& r, const std::optional<Choice>& prefill,
+                               const Choice& decode) {
+  Decision* d = decisions.At(r.decision);
+  if (d == nullptr) return;
+  ++d->placements;
+  d->waited_seconds += absl::ToDoubleSeconds(time - r.phase_since);
+  ExplainMatch(r, *d);
+  d->candidate_count = 0;
+  const size_t pairs = prefills_.candidates.size() * decodes_.candidates.size();
+  const auto few = CheapestFew(prefills_.candidates, kOfEachMax);
+  for (const size_t j : CheapestFew(decodes_.candidates, kOfEachMax)) {
+    for (const size_t i : few) {
+      Describe(decodes_.candidates[j], decodes_.shape, scratch_);
+      AddPrefill(prefills_.candidates[i], prefills_.shape, scratch_);
+      d->Add(scratch_);
+    }
+  }
+  for (const size_t j : CheapestFew(alone_.candidates, Decision::kCandidatesMax)) {
+    Describe(alone_.candidates[j], alone_.shape, scratch_);
+    d->Add(scratch_);
+  }
+  d->candidates_left_out =
+      static_cast<int64_t>(pairs + alone_.candidates.size() - d->candidate_count);
+  int64_t with_room = 0;
+  for (size_t i = 0; i < d->candidate_count; ++i) {
+    const DecisionCandidate& c = d->candidates[i];
+    with_room += c.room;
+    const bool same =
+        c.prefill.empty() ? !prefill : prefill && c.prefill == prefill->worker->load.name;
+    if (same && c.decode == decode.worker->load.name) d->chosen = i;
+  }
+  d->reason =
+      with_room + d->candidates_left_out > 1 ? DecisionReason::kCheapest : DecisionReason::kOnly;
+}
+
+void RouterCore::Impl::Conclude(const RouterRequest& r, const absl::Status& status) {
+  Decision* d = decisions.At(r.decision);
+  if (d == nullptr) return;
+  d->restored_tokens = r.cached_tokens;
+  d->completion_tokens = r.delivered;
+  d->seconds = absl::ToDoubleSeconds(time - r.submitted);
+  d->code = status.code();
+  d->message = std::string(status.message()).substr(0, kMessageBytesMax);
+  if (d->placements == 0) {
+    d->reason = DecisionReason::kRefused;
+    ExplainMatch(r, *d);
+  }
+  static const DecisionCandidate nobody;
+  const DecisionCandidate& chosen = d->placements == 0 ? nobody : d->candidates[d->chosen];
+  LogInfo("request.explained", {{"request", d->request_id},
+                                {"status", absl::StatusCodeToString(d->code)},
+                                {"prompt_tokens", d->prompt_tokens},
+                                {"latent_tokens", d->latent_tokens},
+                                {"snapshot_tokens", d->snapshot_tokens},
+                                {"prefill", chosen.prefill},
+                                {"decode", chosen.decode},
+                                {"reason", DecisionReasonName(d->reason)},
+                                {"queue_seconds", chosen.cost.queue},
+                                {"move_seconds", chosen.cost.move},
+                                {"move_bytes", chosen.move_bytes},
+                                {"compute_seconds", chosen.cost.compute},
+                                {"compute_tokens", chosen.compute_tokens},
+                                {"candidates", Others(*d)},
+                                {"waited_seconds", d->waited_seconds},
+                                {"placements", d->placements},
+                                {"handoffs_refused", d->handoffs_refused},
+                                {"handoff_bytes", d->handoff_bytes},
+                                {"handoff_seconds", d->handoff_seconds},
+                                {"restored_tokens", d->restored_tokens},
+                                {"completion_tokens", d->completion_tokens},
+                                {"ttft_seconds", d->ttft_seconds},
+                                {"seconds", d->seconds}});
+}
+
+}  // namespace deltamesh
