@@ -312,9 +312,18 @@ int64_t Front::SystemTokens(const ChatRequest& chat, const std::vector<TokenId>&
   system.messages.push_back({.role = "user"});
   const absl::StatusOr<std::vector<Segment>> segments = chat_->Render(system);
   if (!segments.ok()) return 0;
-  const absl::StatusOr<std::vector<TokenId>> ids = tokenizer_->EncodeSegments(*segments);
-  if (!ids.ok()) return 0;
-  return std::mismatch(ids->begin(), ids->end(), prompt.begin(), prompt.end()).first - ids->begin();
+  std::string text;
+  for (const Segment& segment : *segments) text += segment.text;
+  // By their bytes: to tokenise it again would cost as much as it did in the prompt.
+  std::string_view rest = text;
+  int64_t tokens = 0;
+  for (const TokenId id : prompt) {
+    const std::string_view bytes = tokenizer_->TokenBytes(id);
+    if (!rest.starts_with(bytes)) break;
+    rest.remove_prefix(bytes.size());
+    ++tokens;
+  }
+  return tokens;
 }
 
 absl::StatusOr<ChatRequest> ChatFromProto(const v1::ChatInput& chat) {
