@@ -144,6 +144,49 @@ TEST_P(MeshCacheTest, ARestartedWorkerHasForgottenAndAnswersAlike) {
   EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 192);
 }
 
+// What a router missed is noticed at the next message: that worker tells everything anew, and is found again.
+TEST_P(MeshCacheTest, ALostWordOfAWorkerIsMadeGood) {
+  TestMeshOptions options = Options();
+  options.decode = 2;
+  options.prefill = 2;
+  TestMesh mesh(options);
+  mesh.Start();
+  ClientRequest request = MakeRequest("before", 200, 4, 10);
+  Ask(mesh, request);
+  mesh.RunFor(absl::Milliseconds(300));
+  EXPECT_EQ(mesh.router().counters().prefix_resyncs, 0u);
+  int lost = 0;  // the next word of each worker that has something to tell
+  mesh.SetLost([&](const std::string&, const mesh::WorkerMessage& message) {
+    lost += message.has_prefixes();
+    return message.has_prefixes();
+  });
+  ClientRequest unheard = MakeRequest("unheard", 260, 4, 12);
+  Ask(mesh, unheard);
+  mesh.RunFor(absl::Milliseconds(300));
+  mesh.SetLost(nullptr);
+  ASSERT_GE(lost, 2);
+  // Nobody knows that anything is missing, and what was heard before holds.
+  EXPECT_EQ(mesh.router().counters().prefix_resyncs, 0u);
+  request.request_id = "after";
+  EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 192);
+  // The next words do not fit.
+  for (uint64_t i = 0; i < 4; ++i)
+    Ask(mesh, MakeRequest(absl::StrFormat("more-%d", i), 150, 4, 20 + i));
+  mesh.RunFor(absl::Milliseconds(300));
+  EXPECT_GE(mesh.router().counters().prefix_resyncs, 2u);
+  EXPECT_LE(mesh.router().counters().prefix_resyncs, 4u) << "once for each worker";
+  EXPECT_EQ(mesh.router().gauges().prefix_unknown, 0);
+  for (ClientRequest* known : {&request, &unheard}) {
+    known->request_id += "-again";
+    EXPECT_EQ(Ask(mesh, *known).usage.cached_tokens,
+              static_cast<int64_t>(known->prompt.size() - 1) / 64 * 64);
+    const auto explained = mesh.router().decisions().Find(known->request_id, 1);
+    ASSERT_EQ(explained.size(), 1u);
+    EXPECT_EQ(explained[0]->snapshot_tokens,
+              static_cast<int64_t>(known->prompt.size() - 1) / 64 * 64);
+  }
+}
+
 // Pools so small that cached latents must make room for running requests.
 TEST_P(MeshCacheTest, CachedLatentsMakeRoomForRequests) {
   TestMeshOptions options = Options();

@@ -407,6 +407,7 @@ void TestMesh::DeliverLink(Worker& w) {
     w.core->OnRouterMessage(w.link, message, now());
   }
   for (mesh::WorkerMessage& message : std::exchange(w.to_router, {})) {
+    if (lost_ && lost_(w.name, message)) continue;
     router_->OnWorkerMessage(w.link, message, now());
   }
 }

@@ -125,6 +125,9 @@ class TestMesh {
   bool AtBaseline() const;
 
   InprocNetwork& network() { return network_; }
+  // Messages to the router that `lost` says yes to never arrive; null: all do.
+  using Lost = std::function<bool(const std::string& worker, const mesh::WorkerMessage& message)>;
+  void SetLost(Lost lost) { lost_ = std::move(lost); }
   // Writes anew what workers send from now on; null: nothing.
   void SetRewrite(Rewrite rewrite) { rewrite_ = std::move(rewrite); }
   RouterCore& router() { return *router_; }
@@ -152,6 +155,7 @@ class TestMesh {
   SeededEntropy entropy_;
   InprocNetwork network_;
   Rewrite rewrite_;
+  Lost lost_;
   std::unique_ptr<RouterCore> router_;
   uint64_t next_epoch_ = 100;
   LinkId next_link_ = 1;

@@ -1,0 +1,121 @@
+// The table against a map, over keys that a peer may have chosen badly.
+#include "services/router/key_table.h"
+
+#include <gtest/gtest.h>
+
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/base/random.h"
+
+namespace deltamesh {
+namespace {
+
+struct Facts {
+  uint64_t bits;
+  bool empty() const { return bits == 0; }
+};
+using Table = KeyTable<Facts>;
+using Twin = std::unordered_map<uint64_t, uint64_t>;
+
+void ExpectSame(const Table& table, const Twin& twin, uint64_t seed) {
+  ASSERT_EQ(table.size(), static_cast<int64_t>(twin.size())) << "seed " << seed;
+  size_t seen = 0;
+  table.ForEach([&](const Table::Entry& e) {
+    ++seen;
+    const auto found = twin.find(e.key);
+    ASSERT_NE(found, twin.end()) << e.key;
+    EXPECT_EQ(e.facts.bits, found->second);
+  });
+  EXPECT_EQ(seen, twin.size());
+  for (const auto& [key, bits] : twin) {
+    const Table::Entry* e = table.Find(key);
+    ASSERT_NE(e, nullptr) << "seed " << seed << " key " << key;
+    EXPECT_EQ(e->facts.bits, bits);
+  }
+}
+
+TEST(KeyTableTest, DoesWhatAMapDoes) {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    SeededEntropy entropy(seed);
+    const auto pick = [&](uint64_t n) { return entropy.Next() % n; };
+    // Drawn keys, runs, and keys that differ in their high or low bits alone.
+    const auto key = [&] {
+      const uint64_t n = pick(3000);
+      switch (seed % 4) {
+        case 0:
+          return n;
+        case 1:
+          return n << 40;
+        case 2:
+          return n * 64;
+        default:
+          return n * 0x9e3779b97f4a7c15u;
+      }
+    };
+    Table table;
+    Twin twin;
+    for (int step = 0; step < 40000; ++step) {
+      const uint64_t k = key();
+      const bool grows = step % 20000 < 12000;  // fills, then thins out, twice
+      if (pick(10) < (grows ? 7u : 2u)) {
+        const uint64_t bit = uint64_t{1} << pick(64);
+        table.FindOrAdd(k)->facts.bits |= bit;
+        twin[k] |= bit;
+      } else if (Table::Entry* e = table.Find(k)) {
+        ASSERT_TRUE(twin.erase(k));
+        e->facts.bits = 0;
+        table.Erase(e);
+      } else {
+        ASSERT_FALSE(twin.contains(k));
+      }
+      if (step % 5000 == 4999) ExpectSame(table, twin, seed);
+      if (step % 7001 == 7000) {  // a worker leaves: one of its bits goes everywhere
+        const uint64_t mask = ~(uint64_t{1} << pick(64));
+        for (size_t s = 0; s < Table::kSegments; ++s) {
+          table.ChangeSegment(s, [mask](Facts& f) { f.bits &= mask; });
+        }
+        for (auto& [held, bits] : twin) bits &= mask;
+        std::erase_if(twin, [](const auto& entry) { return entry.second == 0; });
+        ExpectSame(table, twin, seed);
+      }
+    }
+  }
+}
+
+TEST(KeyTableTest, MemoryFollowsWhatIsInIt) {
+  Table table;
+  const int64_t empty = table.bytes();
+  constexpr uint64_t kKeys = 200'000;
+  for (uint64_t k = 0; k < kKeys; ++k) table.FindOrAdd(k * 7919)->facts.bits = 1;
+  const int64_t full = table.bytes();
+  EXPECT_LE(full, static_cast<int64_t>(kKeys * sizeof(Table::Entry) * 16 / 5 * 1.1)) << "5/16 full";
+  // As many go as come, ten times over: no tombstones, no growth.
+  for (uint64_t k = 0; k < 10 * kKeys; ++k) {
+    Table::Entry* old = table.Find(k * 7919);
+    ASSERT_NE(old, nullptr);
+    old->facts.bits = 0;
+    table.Erase(old);
+    table.FindOrAdd((k + kKeys) * 7919)->facts.bits = 1;
+  }
+  EXPECT_EQ(table.size(), static_cast<int64_t>(kKeys));
+  EXPECT_LE(table.bytes(), full * 5 / 4);
+  for (uint64_t k = 10 * kKeys; k < 11 * kKeys; ++k) {
+    Table::Entry* old = table.Find(k * 7919);
+    old->facts.bits = 0;
+    table.Erase(old);
+  }
+  EXPECT_EQ(table.size(), 0);
+  EXPECT_LE(table.bytes(),
+            empty + static_cast<int64_t>(Table::kSegments * 16 * sizeof(Table::Entry)));
+}
+
+TEST(KeyTableTest, AnEmptyTableFindsNothing) {
+  Table table;
+  table.Prefetch(5);
+  EXPECT_EQ(table.Find(5), nullptr);
+  EXPECT_EQ(table.size(), 0);
+}
+
+}  // namespace
+}  // namespace deltamesh
