@@ -57,6 +57,13 @@ absl::Status Children::Start(const std::string& name, std::vector<std::string> a
   return absl::OkStatus();
 }
 
+pid_t Children::pid(const std::string& name) const {
+  for (const Child& child : children_) {
+    if (child.name == name && child.pid != 0) return child.pid;
+  }
+  return 0;
+}
+
 std::optional<Children::Exit> Children::Reap() {
   for (Child& child : children_) {
     int status = 0;

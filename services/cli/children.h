@@ -39,6 +39,7 @@ class Children {
   // Up to `lines` last lines of a child's log.
   std::vector<std::string> Tail(const std::string& name, size_t lines) const;
   size_t alive() const;
+  pid_t pid(const std::string& name) const;  // 0: none of this name lives
 
  private:
   struct Child {

@@ -16,6 +16,7 @@
 #include "services/cli/bench.h"
 #include "services/cli/bench_long.h"
 #include "services/cli/bench_mesh.h"
+#include "services/cli/bench_router.h"
 #include "services/cli/call.h"
 #include "services/cli/chat.h"
 #include "services/cli/explain.h"
@@ -202,6 +203,14 @@ void AddGenerate(CLI::App& app, Command& command) {
   generate->callback([=, &command] { command = [=] { return ExitCode(RunGenerate(*options)); }; });
 }
 
+void AddBenchRouter(CLI::App& app, Command& command) {
+  auto* bench = app.add_subcommand("bench-router", "measure what a router costs against its bars");
+  auto options = std::make_shared<RouterBenchOptions>();
+  AddRouterBenchFlags(bench, options.get());
+  bench->callback(
+      [=, &command] { command = [=] { return ExitCode(RunRouterBench(*options, std::cout)); }; });
+}
+
 void AddExplain(CLI::App& app, Command& command) {
   auto* explain = app.add_subcommand("explain", "why a router placed requests where it did");
   auto options = std::make_shared<ExplainOptions>();
@@ -265,6 +274,7 @@ int Main(int argc, char** argv) {
   AddBenchPeer(app, command);
   AddBenchMesh(app, command);
   AddGenerate(app, command);
+  AddBenchRouter(app, command);
   AddCall(app, command);
   AddExplain(app, command);
   AddChat(app, command);

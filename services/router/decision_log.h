@@ -1,7 +1,7 @@
-// Why requests went where they went, and what became of them: the last of them, for whoever asks later.
+// Why requests went where they went, and what became of them: the last ones, for whoever asks later.
 //
-// A ring of fixed size whose slots are filled anew: nobody asking costs a few assignments for each request and,
-// once every slot was used, no memory.
+// A ring of fixed size whose slots are filled anew: nobody asking costs a few assignments for each request
+// and, once every slot was used, no memory.
 //
 // Not thread-safe: part of the router's core.
 #pragma once

@@ -1,0 +1,205 @@
+#include <grpcpp/grpcpp.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "deltamesh/v1/inference.grpc.pb.h"
+#include "runtime/base/status.h"
+#include "runtime/text/text_digest.h"
+#include "services/cli/bench_router.h"
+#include "services/cli/bench_rows.h"
+#include "services/cli/children.h"
+#include "services/cli/stub_workers.h"
+
+namespace deltamesh {
+namespace {
+
+constexpr absl::Duration kReadyMax = absl::Seconds(30), kRequestMax = absl::Seconds(60);
+
+// A router process with stub workers, for as long as this object lives.
+class BenchedRouter {
+ public:
+  static absl::StatusOr<std::unique_ptr<BenchedRouter>> Start(const RouterBenchOptions& o,
+                                                              int64_t workers);
+  ~BenchedRouter() {
+    stubs_.reset();
+    children_->StopAll(absl::Seconds(5));
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+
+  // Of all its threads, ended ones included.
+  absl::StatusOr<double> CpuSeconds() const;
+  const std::string& address() const { return address_; }
+
+ private:
+  BenchedRouter() = default;
+  absl::Status AwaitPorts();
+
+  std::string folder_, address_;
+  std::unique_ptr<Children> children_;
+  std::unique_ptr<StubWorkers> stubs_;
+};
+
+absl::StatusOr<std::unique_ptr<BenchedRouter>> BenchedRouter::Start(const RouterBenchOptions& o,
+                                                                    int64_t workers) {
+  std::unique_ptr<BenchedRouter> router(new BenchedRouter);
+  std::string folder = (std::filesystem::temp_directory_path() / "deltamesh-bench-XXXXXX").string();
+  if (mkdtemp(folder.data()) == nullptr) return Unavailable("%s: cannot be created", folder);
+  router->folder_ = folder;
+  router->children_ = std::make_unique<Children>(folder);
+  RETURN_IF_ERROR(router->children_->Start(
+      "router", {"router", "--model=" + o.model, "--listen=127.0.0.1:0", "--http=127.0.0.1:0",
+                 "--ports-file=" + folder + "/ports", "--parent=" + std::to_string(getpid())}));
+  RETURN_IF_ERROR(router->AwaitPorts());
+  ASSIGN_OR_RETURN(const std::string digest, TextDigest(o.model));
+  router->stubs_ = std::make_unique<StubWorkers>(
+      StubWorkersOptions{.router = router->address_,
+                         .text_digest = digest,
+                         .workers = workers,
+                         .token_gap = absl::Milliseconds(o.token_gap_ms)});
+  const absl::Time until = absl::Now() + kReadyMax;
+  while (router->stubs_->registered() < workers) {
+    if (absl::Now() > until) return DeadlineExceeded("the stub workers could not register");
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  absl::SleepFor(absl::Milliseconds(300));  // all is published
+  return router;
+}
+
+absl::Status BenchedRouter::AwaitPorts() {
+  const absl::Time until = absl::Now() + kReadyMax;
+  for (; absl::Now() < until; absl::SleepFor(absl::Milliseconds(20))) {
+    if (const auto exit = children_->Reap()) {
+      std::string words;
+      for (const std::string& line : children_->Tail("router", 8)) words += "\n  | " + line;
+      return Unavailable("the router ended: %s. Its last words:%s", exit->how, words);
+    }
+    std::ifstream ports(folder_ + "/ports");
+    for (std::string line; std::getline(ports, line);) {
+      if (line.starts_with("grpc=")) address_ = line.substr(5);
+    }
+    if (!address_.empty()) return absl::OkStatus();
+  }
+  return DeadlineExceeded("the router was not up within %s", absl::FormatDuration(kReadyMax));
+}
+
+absl::StatusOr<double> BenchedRouter::CpuSeconds() const {
+  clockid_t clock{};
+  timespec t{};
+  if (clock_getcpuclockid(children_->pid("router"), &clock) != 0 || clock_gettime(clock, &t) != 0) {
+    return Unavailable("the router's CPU time cannot be read");
+  }
+  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
+}
+
+using Ask = std::function<absl::Status(int64_t i)>;
+
+// CPU of the router for one request, the median.
+absl::StatusOr<double> MedianCost(const BenchedRouter& router, int64_t requests, const Ask& ask) {
+  RETURN_IF_ERROR(ask(-1));  // pages, threads, connections
+  std::vector<double> costs;
+  for (int64_t i = 0; i < requests; ++i) {
+    ASSIGN_OR_RETURN(const double before, router.CpuSeconds());
+    RETURN_IF_ERROR(ask(i));
+    absl::SleepFor(absl::Milliseconds(100));  // what is left to do once the answer has ended
+    ASSIGN_OR_RETURN(const double after, router.CpuSeconds());
+    costs.push_back(after - before);
+  }
+  return Median(costs);
+}
+
+absl::Status Stream(v1::Inference::Stub* stub, const v1::GenerateRequest& request, int64_t tokens) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kRequestMax));
+  const auto reader = stub->Generate(&context, request);
+  int64_t got = 0;
+  for (v1::GenerateEvent event; reader->Read(&event);) got += event.delta().tokens_size();
+  const grpc::Status status = reader->Finish();
+  if (!status.ok()) return Unavailable("a request failed: %s", status.error_message());
+  if (got != tokens) return Internal("%d of %d tokens came", got, tokens);
+  return absl::OkStatus();
+}
+
+v1::GenerateRequest RequestOf(const RouterBenchOptions& o) {
+  v1::GenerateRequest request;
+  request.mutable_stop()->set_max_tokens(static_cast<uint32_t>(o.answer_tokens));
+  request.mutable_stop()->set_ignore_eos(true);
+  return request;
+}
+
+// Text of about so many tokens.
+absl::StatusOr<std::string> TextOf(v1::Inference::Stub* stub, int64_t tokens) {
+  std::string sample;
+  for (int i = 0; sample.size() < 20000; ++i) {
+    sample += absl::StrFormat("Line %d: the mesh hands state over, one layer after another.\n", i);
+  }
+  grpc::ClientContext context;
+  v1::TokenizeRequest request;
+  request.set_text(sample);
+  v1::CountTokensResponse response;
+  const grpc::Status status = stub->CountTokens(&context, request, &response);
+  if (!status.ok()) return Unavailable("CountTokens failed: %s", status.error_message());
+  const auto bytes = static_cast<size_t>(static_cast<double>(tokens) *
+                                         static_cast<double>(sample.size()) / response.count());
+  std::string text;
+  while (text.size() < bytes) text += sample;
+  text.resize(bytes);
+  return text;
+}
+
+absl::StatusOr<std::vector<RouterFigure>> MeasureRequests(const RouterBenchOptions& o) {
+  ASSIGN_OR_RETURN(const auto router, BenchedRouter::Start(o, 1));
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  const auto stub = v1::Inference::NewStub(
+      grpc::CreateCustomChannel(router->address(), grpc::InsecureChannelCredentials(), arguments));
+  const Ask tokens = [&](int64_t i) {
+    v1::GenerateRequest request = RequestOf(o);
+    for (int64_t t = 0; t < o.prompt_tokens; ++t) {
+      request.mutable_tokens()->add_ids(static_cast<int32_t>(64 + (t * 7 + i + 1) % 50));
+    }
+    return Stream(stub.get(), request, o.answer_tokens);
+  };
+  ASSIGN_OR_RETURN(const double of_tokens, MedianCost(*router, o.requests, tokens));
+  ASSIGN_OR_RETURN(const std::string text, TextOf(stub.get(), o.prompt_tokens));
+  const Ask words = [&](int64_t i) {
+    v1::GenerateRequest request = RequestOf(o);
+    request.set_text(std::to_string(i) + text);
+    return Stream(stub.get(), request, o.answer_tokens);
+  };
+  ASSIGN_OR_RETURN(const double of_text, MedianCost(*router, o.requests, words));
+  return std::vector<RouterFigure>{
+      {"request_cpu_seconds", of_tokens, 0.05, false, "s"},
+      {"request_with_text_cpu_seconds", of_text, 0.05, false, "s"},
+  };
+}
+
+absl::StatusOr<std::vector<RouterFigure>> MeasureIdle(const RouterBenchOptions& o) {
+  ASSIGN_OR_RETURN(const auto router, BenchedRouter::Start(o, o.idle_workers));
+  ASSIGN_OR_RETURN(const double before, router->CpuSeconds());
+  const absl::Time start = absl::Now();
+  absl::SleepFor(absl::Seconds(o.idle_seconds));
+  ASSIGN_OR_RETURN(const double after, router->CpuSeconds());
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  return std::vector<RouterFigure>{
+      {"idle_cores", (after - before) / seconds, 0.02, false, "cores"}};
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<RouterFigure>> MeasureRouterProcess(const RouterBenchOptions& o) {
+  ASSIGN_OR_RETURN(std::vector<RouterFigure> figures, MeasureRequests(o));
+  ASSIGN_OR_RETURN(const std::vector<RouterFigure> idle, MeasureIdle(o));
+  figures.insert(figures.end(), idle.begin(), idle.end());
+  return figures;
+}
+
+}  // namespace deltamesh

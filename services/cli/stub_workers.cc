@@ -1,0 +1,157 @@
+#include "services/cli/stub_workers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "services/worker/worker_links.h"
+
+namespace deltamesh {
+namespace {
+
+constexpr uint64_t kSlabs = 64, kBlockTokens = 64;
+
+mesh::WorkerMessage Registration(const StubWorkersOptions& o, size_t worker) {
+  mesh::WorkerMessage message;
+  mesh::Register* r = message.mutable_register_();
+  r->set_name(absl::StrFormat("stub-%d", worker));
+  r->set_role(mesh::ROLE_DECODE);
+  r->set_epoch(1);
+  *r->mutable_model() = MakeModelIdentity("stub", o.text_digest);
+  mesh::Capacity* c = r->mutable_capacity();
+  c->set_slabs(kSlabs);
+  c->set_context_tokens(static_cast<uint64_t>(o.context_tokens));
+  c->set_latent_blocks(kSlabs * c->context_tokens() / kBlockTokens);
+  c->set_step_tokens(512);
+  r->set_transport_address("none");
+  r->set_transport_kind("stub");
+  return message;
+}
+
+// It holds nothing, and says so: the router names and looks up the prefixes of every prompt.
+mesh::WorkerMessage NoPrefixes() {
+  mesh::WorkerMessage message;
+  message.mutable_prefixes()->set_complete(true);
+  return message;
+}
+
+}  // namespace
+
+StubWorkers::StubWorkers(const StubWorkersOptions& options)
+    : options_(options), workers_(static_cast<size_t>(options.workers)) {
+  for (size_t w = 0; w < workers_.size(); ++w) {
+    LinkClientEvents events;
+    events.opened = [this, w](LinkId link, const std::string&) { OnOpened(w, link); };
+    events.message = [this, w](LinkId link, mesh::RouterMessage message) {
+      OnMessage(w, link, message);
+      return true;
+    };
+    events.closed = [this, w](LinkId, const absl::Status&) {
+      absl::MutexLock lock(&mu_);
+      workers_[w].link = 0;
+      workers_[w].answers.clear();
+    };
+    workers_[w].client = std::make_unique<LinkClient>(std::vector<std::string>{options_.router},
+                                                      LinkOptions{}, std::move(events));
+  }
+  for (Worker& worker : workers_) worker.client->Start();
+  thread_ = std::thread([this] { Loop(); });
+}
+
+StubWorkers::~StubWorkers() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  thread_.join();
+  std::vector<std::unique_ptr<LinkClient>> clients;
+  {
+    absl::MutexLock lock(&mu_);
+    for (Worker& worker : workers_) clients.push_back(std::move(worker.client));
+  }
+  clients.clear();  // waits for their last events, which want the lock
+}
+
+int64_t StubWorkers::registered() const {
+  absl::MutexLock lock(&mu_);
+  return std::count_if(workers_.begin(), workers_.end(),
+                       [](const Worker& w) { return w.link != 0; });
+}
+
+void StubWorkers::OnOpened(size_t worker, LinkId link) {
+  LinkClient* client = nullptr;
+  {
+    absl::MutexLock lock(&mu_);
+    client = workers_[worker].client.get();
+  }
+  if (client != nullptr) client->Send(link, Registration(options_, worker));
+}
+
+void StubWorkers::OnMessage(size_t worker, LinkId link, const mesh::RouterMessage& message) {
+  absl::MutexLock lock(&mu_);
+  Worker& w = workers_[worker];
+  if (message.has_registered()) {
+    w.link = link;
+    w.heartbeat = absl::Milliseconds(message.registered().heartbeat_ms());
+    w.heartbeat_due = absl::InfinitePast();
+    w.told = false;
+  } else if (message.has_start_decode()) {
+    const std::string& id = message.start_decode().request_id();
+    w.answers[id] = {.start = message.start_decode(), .next = 0, .due = absl::Now()};
+    w.answers[id].start.clear_prompt();
+  } else if (message.has_cancel()) {
+    w.answers.erase(message.cancel().request_id());
+  }
+}
+
+std::vector<mesh::WorkerMessage> StubWorkers::Due(Worker& worker, absl::Time now) {
+  std::vector<mesh::WorkerMessage> out;
+  if (!std::exchange(worker.told, true)) out.push_back(NoPrefixes());
+  if (worker.heartbeat_due <= now) {
+    worker.heartbeat_due = now + worker.heartbeat;
+    mesh::Heartbeat* beat = out.emplace_back().mutable_heartbeat();
+    beat->set_slabs_free(kSlabs - worker.answers.size());
+    beat->set_latent_blocks_free(kSlabs * static_cast<uint64_t>(options_.context_tokens) /
+                                 kBlockTokens);
+    beat->set_running(worker.answers.size());
+  }
+  for (auto it = worker.answers.begin(); it != worker.answers.end();) {
+    Answer& a = it->second;
+    if (a.due > now) {
+      ++it;
+      continue;
+    }
+    const bool last = a.next + 1 >= static_cast<int64_t>(a.start.max_tokens());
+    mesh::SequenceOutput* output = out.emplace_back().mutable_outputs()->add_sequences();
+    output->set_request_id(a.start.request_id());
+    output->set_attempt(a.start.attempt());
+    output->add_tokens(static_cast<int32_t>(64 + a.next % 50));
+    output->set_first_index(static_cast<uint64_t>(a.next++));
+    output->set_end(last ? mesh::SequenceOutput::MAX_TOKENS : mesh::SequenceOutput::RUNNING);
+    a.due += options_.token_gap;
+    it = last ? worker.answers.erase(it) : std::next(it);
+  }
+  return out;
+}
+
+void StubWorkers::Loop() {
+  while (true) {
+    std::vector<std::pair<LinkClient*, std::pair<LinkId, mesh::WorkerMessage>>> out;
+    {
+      absl::MutexLock lock(&mu_);
+      if (stopping_) return;
+      const absl::Time now = absl::Now();
+      for (Worker& worker : workers_) {
+        if (worker.link == 0) continue;
+        for (mesh::WorkerMessage& message : Due(worker, now)) {
+          out.push_back({worker.client.get(), {worker.link, std::move(message)}});
+        }
+      }
+    }
+    for (auto& [client, message] : out) client->Send(message.first, std::move(message.second));
+    absl::SleepFor(absl::Microseconds(250));
+  }
+}
+
+}  // namespace deltamesh

@@ -1,0 +1,68 @@
+// Decode workers that compute nothing: they register with a router, keep their leases and answer with tokens
+// at a fixed pace. What is left to measure is the router.
+//
+// Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "deltamesh/mesh/mesh.pb.h"
+#include "services/common/link_client.h"
+
+namespace deltamesh {
+
+struct StubWorkersOptions {
+  std::string router;  // gRPC address
+  std::string text_digest;
+  int64_t workers = 1;
+  int64_t context_tokens = 1 << 20;
+  absl::Duration token_gap = absl::Milliseconds(1);
+};
+
+class StubWorkers {
+ public:
+  explicit StubWorkers(const StubWorkersOptions& options);
+  ~StubWorkers();
+  StubWorkers(const StubWorkers&) = delete;
+  StubWorkers& operator=(const StubWorkers&) = delete;
+
+  int64_t registered() const;
+
+ private:
+  struct Answer {
+    mesh::StartDecode start;
+    int64_t next = 0;
+    absl::Time due;
+  };
+  struct Worker {
+    std::unique_ptr<LinkClient> client;
+    LinkId link = 0;    // 0: not registered
+    bool told = false;  // what it holds
+    absl::Duration heartbeat;
+    absl::Time heartbeat_due;
+    std::map<std::string, Answer> answers;
+  };
+
+  void OnOpened(size_t worker, LinkId link);
+  void OnMessage(size_t worker, LinkId link, const mesh::RouterMessage& message);
+  void Loop();
+  // What is due of one worker.
+  std::vector<mesh::WorkerMessage> Due(Worker& worker, absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const StubWorkersOptions options_;
+  mutable absl::Mutex mu_;
+  std::vector<Worker> workers_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+}  // namespace deltamesh
