@@ -222,6 +222,7 @@ std::optional<LostWorker> Membership::OnRegister(LinkId link, const mesh::Regist
   }
   it->second = Link{.last_heard = now, .registered = true};
   by_name_[m.name()] = link;
+  alive_known_ = false;
   Worker& worker = workers_[link];
   worker.link = link;
   worker.registration = m;
@@ -283,6 +284,7 @@ std::optional<LostWorker> Membership::Forget(LinkId link) {
   ++room_version_;
   const LostWorker lost = {link, it->second.registration.name(), it->second.registration.role()};
   workers_.erase(it);
+  alive_known_ = false;
   const auto named = by_name_.find(lost.name);
   if (named != by_name_.end() && named->second == link) by_name_.erase(named);
   if (lost.role == mesh::ROLE_EXPERT) {
@@ -332,13 +334,17 @@ const Worker* Membership::Find(LinkId link) const {
   return it == workers_.end() ? nullptr : &it->second;
 }
 
-std::vector<Worker*> Membership::Alive(mesh::Role role) {
-  std::vector<Worker*> out;
-  for (const auto& [name, link] : by_name_) {
-    Worker& worker = workers_.at(link);
-    if (worker.registration.role() == role) out.push_back(&worker);
+// Asked many times for each request, and changes when workers come and go.
+const std::vector<Worker*>& Membership::Alive(mesh::Role role) {
+  if (!alive_known_) {
+    alive_.clear();
+    for (const auto& [name, link] : by_name_) {
+      Worker& worker = workers_.at(link);
+      alive_[worker.registration.role()].push_back(&worker);
+    }
+    alive_known_ = true;
   }
-  return out;
+  return alive_[role];
 }
 
 int64_t Membership::Count(mesh::Role role) const {

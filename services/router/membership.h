@@ -61,8 +61,8 @@ class Membership {
   // Nothing when the link has no registered worker.
   Worker* Find(LinkId link);
   const Worker* Find(LinkId link) const;
-  // In order of worker name.
-  std::vector<Worker*> Alive(mesh::Role role);
+  // In order of worker name. Good until a worker comes or goes.
+  const std::vector<Worker*>& Alive(mesh::Role role);
   int64_t Count(mesh::Role role) const;
 
   // Takes room for a request (gives it back): between heartbeats the load must move with what was
@@ -103,6 +103,8 @@ class Membership {
   std::map<LinkId, Link> links_;
   std::map<LinkId, Worker> workers_;
   std::map<std::string, LinkId> by_name_;
+  std::map<mesh::Role, std::vector<Worker*>> alive_;  // while alive_known_
+  bool alive_known_ = false;
   uint64_t view_epoch_;
   uint64_t room_version_ = 1;
   // Of the connected expert workers; of the last ones while there are none; 0: never any.

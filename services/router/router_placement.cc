@@ -34,7 +34,7 @@ int64_t RouterCore::Impl::ContextTokens() const {
 }
 
 absl::Status RouterCore::Impl::Ready() const {
-  const std::vector<Worker*> decode = members.Alive(mesh::ROLE_DECODE);
+  const std::vector<Worker*>& decode = members.Alive(mesh::ROLE_DECODE);
   if (decode.empty()) return Unavailable("no decode worker is connected; start one or wait for it");
   if (std::all_of(decode.begin(), decode.end(), [](const Worker* w) { return w->load.draining; })) {
     return Unavailable("all %d decode workers are draining; retry when others are up",
