@@ -62,7 +62,7 @@ absl::StatusOr<std::unique_ptr<SequenceState>> PrefixCache::Restore(std::span<co
   const PrefixKey& key = path[static_cast<size_t>(match.snapshot - 1)];
   const SlotRef content = held_snapshots_.at(tree_.SnapshotId(key));
   std::vector<SlotRef> latents = Latents(path.first(static_cast<size_t>(match.snapshot)));
-  ASSIGN_OR_RETURN(std::unique_ptr<SequenceState> state, SequenceState::Create(pools_));
+  ASSIGN_OR_RETURN(std::unique_ptr<SequenceState> state, SequenceState::CreateUnset(pools_));
   const int64_t floats = KeptFloats(pools_.layout);
   for (int64_t layer = 0; layer < pools_.layout.kda_layers; ++layer) {
     std::copy_n(content.data() + layer * floats, floats, state->slab_layer(layer).s);

@@ -36,16 +36,21 @@ absl::StatusOr<StatePools> StatePools::Create(const StateLayout& layout, int64_t
   return pools;
 }
 
-absl::StatusOr<std::unique_ptr<SequenceState>> SequenceState::Create(const StatePools& pools) {
+absl::StatusOr<std::unique_ptr<SequenceState>> SequenceState::CreateUnset(const StatePools& pools) {
   ASSIGN_OR_RETURN(SlotRef slab, pools.slabs->Take());
   std::unique_ptr<SequenceState> state(new SequenceState(pools, std::move(slab)));
+  state->ResetOpenTile();
+  return state;
+}
+
+absl::StatusOr<std::unique_ptr<SequenceState>> SequenceState::Create(const StatePools& pools) {
+  ASSIGN_OR_RETURN(std::unique_ptr<SequenceState> state, CreateUnset(pools));
   const StateLayout& l = pools.layout;
   for (int64_t i = 0; i < l.kda_layers; ++i) {
     const SlabLayer layer = state->slab_layer(i);
     std::fill_n(layer.s, l.s_floats(), 0.0f);
     std::fill_n(layer.conv, l.conv_floats(), 0.0f);
   }
-  state->ResetOpenTile();
   return state;
 }
 

@@ -38,6 +38,8 @@ class SequenceState {
  public:
   // An empty sequence at position 0. RESOURCE_EXHAUSTED when no slab is free.
   static absl::StatusOr<std::unique_ptr<SequenceState>> Create(const StatePools& pools);
+  // The same with S and conv undefined: for a caller that writes all of both before they are read.
+  static absl::StatusOr<std::unique_ptr<SequenceState>> CreateUnset(const StatePools& pools);
 
   const StateLayout& layout() const { return pools_.layout; }
   int64_t position() const { return position_; }

@@ -49,7 +49,7 @@ absl::StatusOr<HandoffBuffers> HandoffBuffers::Reserve(const StatePools& pools, 
   HandoffBuffers buffers;
   buffers.have_blocks_ = static_cast<int64_t>(held.size());
   const int64_t held_tokens = buffers.have_blocks_ * kBlockTokens;
-  ASSIGN_OR_RETURN(buffers.state_, SequenceState::Create(pools));
+  ASSIGN_OR_RETURN(buffers.state_, SequenceState::CreateUnset(pools));
   if (held_tokens > 0) buffers.state_->Restore(held_tokens, std::move(held));
   RETURN_IF_ERROR(buffers.state_->Reserve(std::max<int64_t>(0, tokens - held_tokens)));
   return buffers;

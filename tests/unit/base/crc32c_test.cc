@@ -30,26 +30,36 @@ TEST(Crc32c, KnownVectors) {
   EXPECT_EQ(Crc32c(std::vector<std::byte>(32, std::byte{0xFF})), 0x62A8AB43u);
 }
 
-TEST(Crc32c, EqualsTheBitwiseFormAtEveryLengthAndOffset) {
-  std::vector<std::byte> data(200);
-  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 37 + 11);
-  for (size_t offset = 0; offset < 9; ++offset) {
-    for (size_t n = 0; offset + n <= 100; ++n) {
-      const std::span<const std::byte> part(data.data() + offset, n);
-      ASSERT_EQ(Crc32c(part), Slow(part)) << offset << " " << n;
+std::vector<std::byte> Noise(size_t n) {
+  std::vector<std::byte> data(n);
+  for (size_t i = 0; i < n; ++i) data[i] = static_cast<std::byte>(i * i * 31 + i / 7);
+  return data;
+}
+
+TEST(Crc32c, EveryWayEqualsTheBitwiseFormAtEveryLengthAndOffset) {
+  const std::vector<std::byte> data = Noise(300);
+  for (const Crc32cWay way : Crc32cWays()) {
+    for (size_t offset = 0; offset < 9; ++offset) {
+      for (size_t n = 0; offset + n <= 200; ++n) {
+        const auto part = std::span(data).subspan(offset, n);
+        ASSERT_EQ(Crc32cBy(way, part, 0), Slow(part)) << offset << " " << n;
+      }
     }
   }
 }
 
-// Long inputs are taken in lanes of 4 KiB, three at a time.
-TEST(Crc32c, EqualsTheBitwiseFormAcrossLanes) {
-  std::vector<std::byte> data(2 * 3 * 4096 + 40);
-  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * i * 31 + i / 7);
-  for (const size_t lanes : {size_t{3 * 4096}, size_t{2 * 3 * 4096}}) {
-    for (size_t n = lanes - 9; n <= lanes + 17; ++n) {
-      const std::span<const std::byte> part(data.data() + n % 5, n);
-      ASSERT_EQ(Crc32c(part), Slow(part)) << n;
-      ASSERT_EQ(Crc32c(part.subspan(7), Crc32c(part.first(7))), Slow(part)) << n;
+// Lanes of 4 KiB go three at a time, folding takes 256 bytes at a time and at least two of them.
+TEST(Crc32c, EveryWayEqualsTheBitwiseFormWhereItsLoopsBeginAndEnd) {
+  const std::vector<std::byte> data = Noise(2 * 3 * 4096 + 40);
+  for (const size_t edge : {512u, 768u, 1024u, 4096u, 3u * 4096u, 2u * 3u * 4096u}) {
+    for (size_t n = edge - 9; n <= edge + 17; ++n) {
+      const auto part = std::span(data).subspan(n % 5, n);
+      const uint32_t expected = Slow(part);
+      for (const Crc32cWay way : Crc32cWays()) {
+        ASSERT_EQ(Crc32cBy(way, part, 0), expected) << n;
+        const uint32_t begun = Crc32cBy(way, part.first(7), 0);
+        ASSERT_EQ(Crc32cBy(way, part.subspan(7), begun), expected) << n;
+      }
     }
   }
 }
