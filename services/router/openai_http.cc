@@ -14,13 +14,22 @@ namespace {
 
 constexpr std::string_view kModels = "/v1/models";
 
+// What the mesh calls the prompt, a chat's client sent as messages.
+absl::Status OfMessages(const absl::Status& status) {
+  constexpr std::string_view kPrompt = "prompt: ";
+  const std::string message = MessageOf(status);
+  if (!absl::IsInvalidArgument(status) || !message.starts_with(kPrompt)) return status;
+  return InvalidArgument("messages: %s", message.substr(kPrompt.size()));
+}
+
 // One answer on its way to an HTTP client. Called on the router's thread.
 class HttpAnswer final : public AnswerSink {
  public:
-  HttpAnswer(RequestId id, ReplyWriter writer, bool stream,
+  HttpAnswer(RequestId id, ReplyWriter writer, bool chat, bool stream,
              std::shared_ptr<HttpResponder> responder, RouterServer* router)
       : id_(std::move(id)),
         writer_(std::move(writer)),
+        chat_(chat),
         stream_(stream),
         responder_(std::move(responder)),
         router_(router) {}
@@ -46,7 +55,7 @@ class HttpAnswer final : public AnswerSink {
   // A stream that has begun cannot change its status any more: the error becomes its last event.
   void OnError(const absl::Status& status) override {
     if (!begun_) {
-      HttpResponse response = ErrorReply(status);
+      HttpResponse response = ErrorReply(chat_ ? OfMessages(status) : status);
       for (auto& header : Headers()) response.headers.push_back(std::move(header));
       return responder_->Send(std::move(response));
     }
@@ -78,6 +87,7 @@ class HttpAnswer final : public AnswerSink {
 
   const RequestId id_;
   ReplyWriter writer_;
+  const bool chat_;
   const bool stream_;
   const std::shared_ptr<HttpResponder> responder_;
   RouterServer* const router_;
@@ -163,7 +173,9 @@ void OpenAiHttp::Handle(HttpRequest request, std::shared_ptr<HttpResponder> resp
 
 HttpResponse OpenAiHttp::Refusal(int status, std::string why, std::string_view target) {
   if (!target.starts_with("/v1/")) return HttpHandler::Refusal(status, std::move(why), target);
-  HttpResponse response = ErrorReply(absl::InvalidArgumentError(why));
+  // The server's own want of room is not the client's mistake.
+  HttpResponse response =
+      ErrorReply(status >= 500 ? absl::UnavailableError(why) : absl::InvalidArgumentError(why));
   response.status = status;
   return response;
 }
@@ -217,7 +229,7 @@ void OpenAiHttp::Complete(const HttpRequest& request, bool chat,
                       .include_usage = parsed->include_usage},
                      &front_->tokenizer());
   auto answer =
-      std::make_shared<HttpAnswer>(id, std::move(writer), parsed->stream, responder, router_);
+      std::make_shared<HttpAnswer>(id, std::move(writer), chat, parsed->stream, responder, router_);
   router_->Generate(*std::move(prepared), answer);
   // After Generate, so that a client that is gone already is cancelled and not missed.
   responder->OnGone([router = router_, id] { router->Cancel(id); });

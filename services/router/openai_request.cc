@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "runtime/base/status.h"
+#include "services/router/cache_hints.h"
 
 namespace deltamesh {
 namespace {
@@ -47,7 +48,11 @@ class Fields {
     const Json* v = Find(name);
     if (v == nullptr) return absl::OkStatus();
     if (!v->is_number()) return Wrong(name, *v, "a number");
-    *out = v->get<double>();
+    const double value = v->get<double>();
+    if (std::abs(value) > std::numeric_limits<float>::max()) {
+      return Wrong(name, *v, "a smaller number");
+    }
+    *out = value;
     return absl::OkStatus();
   }
   absl::Status Get(const char* name, std::optional<int64_t>* out) const {
@@ -83,6 +88,7 @@ class Fields {
   static std::string Kind(const Json& v) {
     // All digits: a rounded number may look like a right one.
     if (v.is_number()) return "the number " + v.dump();
+    if (v.is_null()) return "null";
     return std::string(v.is_array() || v.is_object() ? "an " : "a ") + v.type_name();
   }
 
@@ -146,6 +152,14 @@ absl::Status ReadSampling(const Fields& fields, v1::SamplingOptions* out) {
   return absl::OkStatus();
 }
 
+// Token ids of any size, named as they were given when no vocabulary can have them.
+absl::StatusOr<TokenId> TokenOf(const std::string& field, const Json& value) {
+  ASSIGN_OR_RETURN(const int64_t id, Fields::Integer(field, value));
+  if (id >= 0 && id <= std::numeric_limits<TokenId>::max()) return static_cast<TokenId>(id);
+  return InvalidArgument(
+      "%s: %d is not a token id; use whole numbers from 0, below the vocabulary size", field, id);
+}
+
 absl::Status ReadStop(const Fields& fields, GenerateSpec* spec) {
   if (const Json* stop = fields.Find("stop")) {
     if (stop->is_string()) {
@@ -164,10 +178,9 @@ absl::Status ReadStop(const Fields& fields, GenerateSpec* spec) {
   if (const Json* ids = fields.Find("stop_token_ids")) {
     if (!ids->is_array()) return fields.Wrong("stop_token_ids", *ids, "a list of token ids");
     for (size_t i = 0; i < ids->size(); ++i) {
-      ASSIGN_OR_RETURN(const int64_t id,
-                       Fields::Integer(absl::StrFormat("stop_token_ids[%d]", i), (*ids)[i]));
-      spec->stop_token_ids.push_back(
-          static_cast<TokenId>(std::clamp<int64_t>(id, -1, std::numeric_limits<TokenId>::max())));
+      ASSIGN_OR_RETURN(const TokenId id,
+                       TokenOf(absl::StrFormat("stop_token_ids[%d]", i), (*ids)[i]));
+      spec->stop_token_ids.push_back(id);
     }
   }
   return fields.Get("ignore_eos", &spec->ignore_eos);
@@ -194,6 +207,34 @@ absl::Status OnlyOne(const Fields& fields, const char* name) {
                          *value);
 }
 
+absl::Status ReadCacheOptions(const Fields& fields, v1::CacheOptions* out) {
+  for (const auto& [name, text] : {std::pair{"prompt_cache_key", out->mutable_session()},
+                                   std::pair{"cache_salt", out->mutable_salt()}}) {
+    RETURN_IF_ERROR(fields.Get(name, text));
+    if (text->size() > kCacheTextBytesMax) {
+      return InvalidArgument("%s: %d bytes; use at most %d", name, text->size(),
+                             kCacheTextBytesMax);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What clients may ask for and would miss in the answer.
+absl::Status RefuseWhatIsNotServed(const Fields& fields) {
+  std::string user;
+  RETURN_IF_ERROR(fields.Get("user", &user));
+  for (const char* name :
+       {"functions", "function_call", "audio", "prediction", "web_search_options"}) {
+    if (fields.Find(name) != nullptr) {
+      return InvalidArgument("%s: is not served; leave it out, and declare functions as tools",
+                             name);
+    }
+  }
+  const Json* modalities = fields.Find("modalities");
+  if (modalities == nullptr || *modalities == Json::array({"text"})) return absl::OkStatus();
+  return InvalidArgument("modalities: only [\"text\"] is served; leave it out");
+}
+
 absl::Status ReadCommon(const Json& body, OpenAiRequest* out) {
   const Fields fields(body);
   RETURN_IF_ERROR(fields.Get("model", &out->spec.model));
@@ -207,8 +248,8 @@ absl::Status ReadCommon(const Json& body, OpenAiRequest* out) {
   }
   RETURN_IF_ERROR(ReadMaxTokens(fields, "max_tokens", &out->spec.max_tokens));
   RETURN_IF_ERROR(ReadStop(fields, &out->spec));
-  RETURN_IF_ERROR(fields.Get("prompt_cache_key", out->spec.cache.mutable_session()));
-  RETURN_IF_ERROR(fields.Get("cache_salt", out->spec.cache.mutable_salt()));
+  RETURN_IF_ERROR(ReadCacheOptions(fields, &out->spec.cache));
+  RETURN_IF_ERROR(RefuseWhatIsNotServed(fields));
   return ReadSampling(fields, &out->spec.sampling);
 }
 
@@ -235,8 +276,8 @@ absl::Status ReadThinking(const Fields& fields, ChatRequest* chat) {
       return fields.Wrong("thinking", *thinking, "true, false or {\"type\": \"enabled\"}");
     }
   }
-  if (const Json* extra = fields.Find("chat_template_kwargs");
-      extra != nullptr && extra->is_object()) {
+  if (const Json* extra = fields.Find("chat_template_kwargs")) {
+    if (!extra->is_object()) return fields.Wrong("chat_template_kwargs", *extra, "an object");
     bool value = chat->thinking.value_or(true);
     const Fields inner(*extra, "chat_template_kwargs.");
     for (const char* name : {"thinking", "enable_thinking"}) {
@@ -291,11 +332,8 @@ absl::Status ReadPrompt(const Json& prompt, PromptInput* out) {
   std::vector<TokenId> ids;
   ids.reserve(prompt.size());
   for (size_t i = 0; i < prompt.size(); ++i) {
-    ASSIGN_OR_RETURN(const int64_t id,
-                     Fields::Integer(absl::StrFormat("prompt[%d]", i), prompt[i]));
-    // Out of range either way; the front names the value's bounds.
-    ids.push_back(
-        static_cast<TokenId>(std::clamp<int64_t>(id, -1, std::numeric_limits<TokenId>::max())));
+    ASSIGN_OR_RETURN(const TokenId id, TokenOf(absl::StrFormat("prompt[%d]", i), prompt[i]));
+    ids.push_back(id);
   }
   *out = std::move(ids);
   return absl::OkStatus();

@@ -375,6 +375,8 @@ TEST_F(OpenAiHttpTest, RefusalsOfTheServerHaveTheShapeOfTheApi) {
   EXPECT_EQ(e["error"]["type"], "invalid_request_error");
   EXPECT_THAT(e["error"]["message"].get<std::string>(), HasSubstr("body is larger than"));
   EXPECT_EQ(ask("/other").body.substr(0, 8), "the body");
+  const HttpResponse full = api->Refusal(503, "full", "/v1/completions");
+  EXPECT_EQ(Json::parse(full.body)["error"]["type"], "server_error");
 }
 
 TEST_F(OpenAiHttpTest, BadInputNamesTheFieldBeforeAnyWork) {
@@ -419,6 +421,12 @@ TEST_F(OpenAiHttpTest, BadInputNamesTheFieldBeforeAnyWork) {
       {R"("tool_choice": {"type": "function"})", 400, "tool_choice"},
       {R"("model": "gpt-4")", 404, "model"},
       {R"("model": 4)", 400, "model"},
+      {R"("temperature": 1e308)", 400, "temperature"},
+      {R"("user": 1)", 400, "user"},
+      {R"("functions": [])", 400, "functions"},
+      {R"("modalities": ["audio"])", 400, "modalities"},
+      {R"("audio": {})", 400, "audio"},
+      {R"("chat_template_kwargs": 1)", 400, "chat_template_kwargs"},
       {R"("messages": [])", 400, "messages"},
       {R"("messages": "x")", 400, "messages"},
       {R"("messages": [{"role": "user", "content": 5}])", 400, "messages[0].content"},
@@ -431,6 +439,11 @@ TEST_F(OpenAiHttpTest, BadInputNamesTheFieldBeforeAnyWork) {
     EXPECT_EQ(e["error"]["type"], "invalid_request_error");
     EXPECT_THAT(e["error"]["message"].get<std::string>(), HasSubstr(c.param));
   }
+  for (const char* name : {"prompt_cache_key", "cache_salt"}) {
+    const auto r = Chat("\"" + std::string(name) + "\": \"" + std::string(257, 'x') + "\"");
+    EXPECT_EQ(r.status, 400) << r.body;
+    EXPECT_EQ(Json::parse(r.body)["error"]["param"], name) << r.body;
+  }
   const std::vector<std::pair<std::string, std::string>> completions = {
       {R"({"prompt": 5})", "prompt"},
       {R"({})", "prompt"},
@@ -439,6 +452,7 @@ TEST_F(OpenAiHttpTest, BadInputNamesTheFieldBeforeAnyWork) {
       {R"({"prompt": ""})", "prompt"},
       {R"({"prompt": [1, -1]})", "prompt[1]"},
       {R"({"prompt": [1, "a"]})", "prompt[1]"},
+      {R"({"prompt": [1, 1099511627776]})", "prompt[1]"},
       {R"({"prompt": "a", "echo": true})", "echo"},
       {R"({"prompt": "a", "best_of": 3})", "best_of"},
       {R"({"prompt": "a", "logprobs": 21})", "logprobs"},
@@ -574,6 +588,17 @@ TEST_F(OpenAiHttpTest, InputsThatCannotBeServedAreRefusedBeforeTokenising) {
   EXPECT_EQ(r.status, 400);
   EXPECT_EQ(Json::parse(r.body)["error"]["param"], "prompt");
   EXPECT_THAT(r.body, HasSubstr("1048576 bytes of text; a context of 2048 tokens holds at most"));
+}
+
+TEST_F(OpenAiHttpTest, AChatThatIsTooLongNamesItsMessages) {
+  Start();
+  std::string text;
+  while (text.size() < 6000) text += "q!";
+  const auto r = Post("/v1/chat/completions",
+                      R"({"messages":[{"role":"user","content":")" + text + "\"}]}");
+  EXPECT_EQ(r.status, 400);
+  EXPECT_EQ(Json::parse(r.body)["error"]["param"], "messages") << r.body;
+  EXPECT_THAT(r.body, HasSubstr("tokens leave no room for an answer in a context of 2048"));
 }
 
 TEST_F(OpenAiHttpTest, ErrorInTheMiddleOfAStreamIsItsLastEvent) {
