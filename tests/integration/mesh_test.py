@@ -64,7 +64,7 @@ class CacheTest(MeshTestCase):
 
     def test_repeated_and_continued_prompts(self):
         shared = prompt(300, 1)
-        cases = [dict(tokens=shared + prompt(n, n), max_tokens=70, logprobs=2) for n in (1, 20, 64, 150)]
+        cases = [dict(tokens=shared + prompt(n, n), max_tokens=70, logprobs=2) for n in (1, 20, 64, 140)]
         cases += [dict(case) for case in cases]
         expected = plain_answers(MODEL, cases)
         told = []

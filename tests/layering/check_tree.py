@@ -69,7 +69,33 @@ def unlisted_sources(root, paths):
     return bad
 
 
+def tests_nobody_runs(paths, read):
+    """Folders of tests that no list adds, and Python test classes that no ctest names."""
+    bad = []
+    folders = {os.path.dirname(p) for p in paths if p.startswith("tests/") and p.endswith("/CMakeLists.txt")}
+    added = read("tests/CMakeLists.txt")
+    for folder in sorted(folders - {"tests"}):
+        if not re.search(rf"(?<![\w/]){folder[len('tests/'):]}(?![\w/])", added):
+            bad.append(f"{folder}: not added by tests/CMakeLists.txt, so its tests do not run")
+    for path in paths:
+        if not (path.startswith("tests/") and path.endswith("_test.py")):
+            continue
+        listed = read(os.path.dirname(path) + "/CMakeLists.txt")
+        for name in re.findall(r"(?m)^class (\w+Test)\(", read(path)):
+            if not re.search(rf"\b{name}\b", listed) and not whole_file(path, listed):
+                bad.append(f"{path}: no ctest runs {name}")
+    return bad
+
+
+def whole_file(path, listed):
+    """Whether some test runs the file without naming a class."""
+    return re.search(re.escape(os.path.basename(path)) + r"\s*[)\n]", listed) is not None
+
+
 def check_tree(root):
+    def read(path):
+        with open(os.path.join(root, path), encoding="utf-8") as f:
+            return f.read()
     bad, paths = [], tracked(root)
     for path in paths:
         full = os.path.join(root, path)
@@ -80,7 +106,7 @@ def check_tree(root):
         if path.endswith(CODE) or path in ("dev", ".ci/run"):
             with open(full, encoding="utf-8") as f:
                 bad += check_text(path, f.read())
-    return bad + unlisted_sources(root, paths)
+    return bad + unlisted_sources(root, paths) + tests_nobody_runs(paths, read)
 
 
 def self_test():
@@ -92,6 +118,10 @@ def self_test():
     assert check_text("a/b.py", 'p = "/ho' + 'me/me/x"\n')
     assert check_text("a/b_test.cc", "TEST(A, DISA" + "BLED_B) {}\n")
     assert not check_text("a/b.h", "#pragma once\nint x;\n")
+    texts = {"tests/CMakeLists.txt": "foreach(part unit/a)", "tests/unit/a/CMakeLists.txt": "",
+             "tests/unit/b/CMakeLists.txt": "py(x_test.py OneTest)",
+             "tests/unit/b/x_test.py": "class OneTest(T):\nclass TwoTest(T):\n"}
+    assert len(tests_nobody_runs(list(texts), texts.get)) == 2
     print("the check finds what it should")
 
 
