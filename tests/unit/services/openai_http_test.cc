@@ -30,7 +30,7 @@ TEST_F(OpenAiHttpTest, CacheHintsReachTheWorkers) {
   EXPECT_EQ(started[4].cache().session(), 0u);
   EXPECT_THAT(Chat(R"("cache_salt": 5)").body, HasSubstr("cache_salt"));
   EXPECT_THAT(Chat("\"prompt_cache_key\": \"" + std::string(257, 'x') + "\"").body,
-              HasSubstr("cache.session: 257 bytes"));
+              HasSubstr("prompt_cache_key: 257 bytes"));
 }
 
 TEST_F(OpenAiHttpTest, TheEndOfToolsAndSystemTextIsABreakpoint) {
