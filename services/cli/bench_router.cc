@@ -2,6 +2,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_format.h"
+#include "runtime/base/log.h"
 #include "runtime/base/status.h"
 
 namespace deltamesh {
@@ -26,6 +27,7 @@ void AddRouterBenchFlags(CLI::App* app, RouterBenchOptions* o) {
 }
 
 absl::Status RunRouterBench(const RouterBenchOptions& options, std::ostream& out) {
+  InitLog("bench-router", LogLevel::kWarning);
   std::vector<RouterFigure> figures = MeasureIndex(options);
   ASSIGN_OR_RETURN(const std::vector<RouterFigure> process, MeasureRouterProcess(options));
   figures.insert(figures.end(), process.begin(), process.end());

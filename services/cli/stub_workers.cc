@@ -5,16 +5,15 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "services/worker/worker_links.h"
 
 namespace deltamesh {
 namespace {
 
 constexpr uint64_t kSlabs = 64, kBlockTokens = 64;
 
-mesh::WorkerMessage Registration(const StubWorkersOptions& o, size_t worker) {
-  mesh::WorkerMessage message;
-  mesh::Register* r = message.mutable_register_();
+mesh::Register Registration(const StubWorkersOptions& o, int64_t worker) {
+  mesh::Register registration;
+  mesh::Register* r = &registration;
   r->set_name(absl::StrFormat("stub-%d", worker));
   r->set_role(mesh::ROLE_DECODE);
   r->set_epoch(1);
@@ -26,7 +25,7 @@ mesh::WorkerMessage Registration(const StubWorkersOptions& o, size_t worker) {
   c->set_step_tokens(512);
   r->set_transport_address("none");
   r->set_transport_kind("stub");
-  return message;
+  return registration;
 }
 
 // It holds nothing, and says so: the router names and looks up the prefixes of every prompt.
@@ -38,8 +37,10 @@ mesh::WorkerMessage NoPrefixes() {
 
 }  // namespace
 
-StubWorkers::StubWorkers(const StubWorkersOptions& options)
-    : options_(options), workers_(static_cast<size_t>(options.workers)) {
+StubWorkers::StubWorkers(const StubWorkersOptions& options) : options_(options) {
+  for (int64_t w = 0; w < options_.workers; ++w) {
+    workers_.push_back({.client = nullptr, .links = WorkerLinks(Registration(options_, w))});
+  }
   for (size_t w = 0; w < workers_.size(); ++w) {
     LinkClientEvents events;
     events.opened = [this, w](LinkId link, const std::string&) { OnOpened(w, link); };
@@ -47,8 +48,9 @@ StubWorkers::StubWorkers(const StubWorkersOptions& options)
       OnMessage(w, link, message);
       return true;
     };
-    events.closed = [this, w](LinkId, const absl::Status&) {
+    events.closed = [this, w](LinkId link, const absl::Status&) {
       absl::MutexLock lock(&mu_);
+      workers_[w].links.Close(link);
       workers_[w].link = 0;
       workers_[w].answers.clear();
     };
@@ -80,12 +82,8 @@ int64_t StubWorkers::registered() const {
 }
 
 void StubWorkers::OnOpened(size_t worker, LinkId link) {
-  LinkClient* client = nullptr;
-  {
-    absl::MutexLock lock(&mu_);
-    client = workers_[worker].client.get();
-  }
-  if (client != nullptr) client->Send(link, Registration(options_, worker));
+  absl::MutexLock lock(&mu_);
+  workers_[worker].links.Open(link);  // what it sends goes out with the loop
 }
 
 void StubWorkers::OnMessage(size_t worker, LinkId link, const mesh::RouterMessage& message) {
@@ -93,8 +91,7 @@ void StubWorkers::OnMessage(size_t worker, LinkId link, const mesh::RouterMessag
   Worker& w = workers_[worker];
   if (message.has_registered()) {
     w.link = link;
-    w.heartbeat = absl::Milliseconds(message.registered().heartbeat_ms());
-    w.heartbeat_due = absl::InfinitePast();
+    w.links.OnRegistered(link, message.registered(), absl::Now());
     w.told = false;
   } else if (message.has_start_decode()) {
     const std::string& id = message.start_decode().request_id();
@@ -105,17 +102,14 @@ void StubWorkers::OnMessage(size_t worker, LinkId link, const mesh::RouterMessag
   }
 }
 
-std::vector<mesh::WorkerMessage> StubWorkers::Due(Worker& worker, absl::Time now) {
-  std::vector<mesh::WorkerMessage> out;
-  if (!std::exchange(worker.told, true)) out.push_back(NoPrefixes());
-  if (worker.heartbeat_due <= now) {
-    worker.heartbeat_due = now + worker.heartbeat;
-    mesh::Heartbeat* beat = out.emplace_back().mutable_heartbeat();
-    beat->set_slabs_free(kSlabs - worker.answers.size());
-    beat->set_latent_blocks_free(kSlabs * static_cast<uint64_t>(options_.context_tokens) /
-                                 kBlockTokens);
-    beat->set_running(worker.answers.size());
-  }
+void StubWorkers::QueueDue(Worker& worker, absl::Time now) {
+  if (!std::exchange(worker.told, true)) worker.links.Send(worker.link, NoPrefixes());
+  mesh::Heartbeat load;
+  load.set_slabs_free(kSlabs - worker.answers.size());
+  load.set_latent_blocks_free(kSlabs * static_cast<uint64_t>(options_.context_tokens) /
+                              kBlockTokens);
+  load.set_running(worker.answers.size());
+  worker.links.Tick(load, now);
   for (auto it = worker.answers.begin(); it != worker.answers.end();) {
     Answer& a = it->second;
     if (a.due > now) {
@@ -123,33 +117,34 @@ std::vector<mesh::WorkerMessage> StubWorkers::Due(Worker& worker, absl::Time now
       continue;
     }
     const bool last = a.next + 1 >= static_cast<int64_t>(a.start.max_tokens());
-    mesh::SequenceOutput* output = out.emplace_back().mutable_outputs()->add_sequences();
+    mesh::WorkerMessage message;
+    mesh::SequenceOutput* output = message.mutable_outputs()->add_sequences();
     output->set_request_id(a.start.request_id());
     output->set_attempt(a.start.attempt());
     output->add_tokens(static_cast<int32_t>(64 + a.next % 50));
     output->set_first_index(static_cast<uint64_t>(a.next++));
     output->set_end(last ? mesh::SequenceOutput::MAX_TOKENS : mesh::SequenceOutput::RUNNING);
+    worker.links.Send(worker.link, std::move(message));
     a.due += options_.token_gap;
     it = last ? worker.answers.erase(it) : std::next(it);
   }
-  return out;
 }
 
 void StubWorkers::Loop() {
   while (true) {
-    std::vector<std::pair<LinkClient*, std::pair<LinkId, mesh::WorkerMessage>>> out;
+    std::vector<std::pair<LinkClient*, SendToRouter>> out;
     {
       absl::MutexLock lock(&mu_);
       if (stopping_) return;
       const absl::Time now = absl::Now();
       for (Worker& worker : workers_) {
-        if (worker.link == 0) continue;
-        for (mesh::WorkerMessage& message : Due(worker, now)) {
-          out.push_back({worker.client.get(), {worker.link, std::move(message)}});
+        if (worker.link != 0) QueueDue(worker, now);
+        for (SendToRouter& send : worker.links.Take()) {
+          out.push_back({worker.client.get(), std::move(send)});
         }
       }
     }
-    for (auto& [client, message] : out) client->Send(message.first, std::move(message.second));
+    for (auto& [client, send] : out) client->Send(send.link, std::move(send.message));
     absl::SleepFor(absl::Microseconds(250));
   }
 }

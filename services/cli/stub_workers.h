@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "deltamesh/mesh/mesh.pb.h"
 #include "services/common/link_client.h"
+#include "services/worker/worker_links.h"
 
 namespace deltamesh {
 
@@ -44,19 +45,17 @@ class StubWorkers {
   };
   struct Worker {
     std::unique_ptr<LinkClient> client;
+    WorkerLinks links;
     LinkId link = 0;    // 0: not registered
     bool told = false;  // what it holds
-    absl::Duration heartbeat;
-    absl::Time heartbeat_due;
     std::map<std::string, Answer> answers;
   };
 
   void OnOpened(size_t worker, LinkId link);
   void OnMessage(size_t worker, LinkId link, const mesh::RouterMessage& message);
   void Loop();
-  // What is due of one worker.
-  std::vector<mesh::WorkerMessage> Due(Worker& worker, absl::Time now)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Queues what is due of one worker.
+  void QueueDue(Worker& worker, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const StubWorkersOptions options_;
   mutable absl::Mutex mu_;

@@ -37,6 +37,7 @@ void WorkerLinks::OnRegistered(LinkId link, const mesh::Registered& message, abs
   if (it == links_.end()) return;
   it->second.registered = true;
   it->second.period = absl::Milliseconds(std::max<int64_t>(message.heartbeat_ms(), 10));
+  it->second.calm = absl::Milliseconds(message.lease_ms()) / 4;
   it->second.due = now;
   LogInfo("worker.registered", {{"router", message.router()},
                                 {"heartbeat_ms", message.heartbeat_ms()},
@@ -68,6 +69,10 @@ void WorkerLinks::Tick(const mesh::Heartbeat& load, absl::Time now) {
   for (auto& [id, link] : links_) {
     if (!link.registered || now < link.due) continue;
     link.due = now + link.period;
+    std::string content = load.SerializeAsString();
+    if (content == link.told && now < link.told_at + link.calm) continue;
+    link.told = std::move(content);
+    link.told_at = now;
     mesh::WorkerMessage message;
     *message.mutable_heartbeat() = load;
     Send(id, std::move(message));
@@ -76,7 +81,8 @@ void WorkerLinks::Tick(const mesh::Heartbeat& load, absl::Time now) {
 
 void WorkerLinks::HeartbeatSoon() {
   for (auto& [id, link] : links_) {
-    if (link.registered) link.due = absl::InfinitePast();
+    if (!link.registered) continue;
+    link.due = link.told_at = absl::InfinitePast();
   }
 }
 

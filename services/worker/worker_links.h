@@ -31,7 +31,8 @@ class WorkerLinks {
   // knows, the latest life of each. Its epoch is our own count of changes.
   std::optional<mesh::MeshView> OnView(LinkId link, const mesh::MeshView& view);
 
-  // Queues a heartbeat on every link where one is due.
+  // Queues a heartbeat on every link where one is due: at the router's pace while the load changes, four
+  // times within its lease while it does not.
   void Tick(const mesh::Heartbeat& load, absl::Time now);
   // Makes the next Tick send one on every link.
   void HeartbeatSoon();
@@ -49,6 +50,9 @@ class WorkerLinks {
     bool registered = false;
     absl::Duration period = absl::InfiniteDuration();
     absl::Time due = absl::InfiniteFuture();
+    absl::Duration calm;  // between heartbeats that tell nothing new
+    std::string told;     // the last load, serialised
+    absl::Time told_at = absl::InfinitePast();
     mesh::MeshView view;
   };
 

@@ -62,6 +62,32 @@ TEST(WorkerLinks, RegistersOnEveryLinkAndBeatsAtEachRoutersPace) {
   EXPECT_FALSE(links.registered());
 }
 
+TEST(WorkerLinks, SaysTheSameLoadFourTimesWithinALease) {
+  WorkerLinks links({});
+  links.Open(1);
+  mesh::Registered accepted = Accepted(250);
+  accepted.set_lease_ms(4000);
+  absl::Time now = absl::UnixEpoch();
+  links.OnRegistered(1, accepted, now);
+  links.Take();
+  const auto beats = [&](const mesh::Heartbeat& load, int ticks) {
+    size_t sent = 0;
+    for (int i = 0; i < ticks; ++i, now += absl::Milliseconds(50)) {
+      links.Tick(load, now);
+      sent += links.Take().size();
+    }
+    return sent;
+  };
+  mesh::Heartbeat load;
+  EXPECT_EQ(beats(load, 80), 4u);
+  for (int i = 1; i <= 4; ++i) {
+    load.set_running(static_cast<uint64_t>(i));
+    EXPECT_EQ(beats(load, 5), 1u) << i;  // 250 ms
+  }
+  links.HeartbeatSoon();
+  EXPECT_EQ(beats(load, 1), 1u);
+}
+
 TEST(WorkerLinks, MergesTheViewsOfSeveralRouters) {
   WorkerLinks links({});
   links.Open(1);
