@@ -219,7 +219,7 @@ class Chat {
     if (!status.ok() && !cancelled) {
       out_ << "(failed: " << status.error_message() << ")\n" << std::flush;
       conversation_.mutable_messages()->RemoveLast();
-      if (session_) session_->Refresh();
+      if (session_) session_->Refresh(/*said=*/false);
       return false;
     }
     Remember(answer, reasoning, status.ok() ? &finish : nullptr);
@@ -236,7 +236,7 @@ class Chat {
     if (finish != nullptr) {
       session_->Ended(*finish);
     } else {
-      session_->Refresh();
+      session_->Refresh(/*said=*/!answer.empty() || !reasoning.empty());
     }
     if (session_->begun()) {
       conversation_.clear_messages();  // the router has them

@@ -65,15 +65,16 @@ void ChatSession::Fill(v1::GenerateRequest* request) const {
   request->set_session_tokens(tokens_);
 }
 
-void ChatSession::Refresh() {
+void ChatSession::Refresh(bool said) {
   v1::SessionInfo info;
   const auto until = std::chrono::steady_clock::now() + kTurnEnds;
   do {
     info.Clear();
     const grpc::Status status = Call<v1::GetSessionRequest>(
         stub_, name_, salt_, &v1::Inference::Stub::GetSession, &info, [](auto*) {});
-    if (!status.ok() && status.error_code() != grpc::StatusCode::NOT_FOUND) return Failed(status);
-    if (!info.running()) break;
+    const bool unknown = status.error_code() == grpc::StatusCode::NOT_FOUND;
+    if (!status.ok() && !unknown) return Failed(status);
+    if (!info.running() && !(unknown && said)) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   } while (std::chrono::steady_clock::now() < until);
   tokens_ = info.tokens();

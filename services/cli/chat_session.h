@@ -29,8 +29,9 @@ class ChatSession {
   void Fill(v1::GenerateRequest* request) const;
   // A turn ended well.
   void Ended(const v1::Finish& finish) { tokens_ = finish.session_tokens(); }
-  // A turn was cut or failed: asks how far the session came.
-  void Refresh();
+  // A turn was cut or failed: asks how far the session came. With `said` some of its answer came here, so the
+  // router will know the session once it notices.
+  void Refresh(bool said);
 
   // /session, /suspend, /fork NAME. False: it is no command of these.
   bool Command(const std::string& line);

@@ -165,7 +165,8 @@ TEST_F(ChatTest, ACutTurnOfASessionStaysAsFarAsItCame) {
   const auto said = mesh.Say("one two three").tokens;
   const auto& prompt = started[1].prompt();
   const auto at = prompt.begin() + started[0].prompt_size();
-  EXPECT_TRUE(std::equal(started[0].prompt().begin(), started[0].prompt().end(), prompt.begin()));
+  EXPECT_TRUE(std::equal(started[0].prompt().begin(), started[0].prompt().end(), prompt.begin()))
+      << started[0].prompt_size() << " " << started[1].prompt_size() << out.str();
   EXPECT_TRUE(std::equal(said.begin(), said.end(), at));
 }
 
