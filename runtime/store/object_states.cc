@@ -97,14 +97,7 @@ absl::Status ObjectStates::Look(const PrefixKey& key) {
 
 StoreMatch ObjectStates::Find(std::span<const PrefixKey> path) const {
   absl::MutexLock lock(&mu_);
-  StoreMatch match;
-  match.snapshot = index_.Deepest(path);
-  if (match.snapshot > 0) {
-    const PrefixKey& key = path[static_cast<size_t>(match.snapshot - 1)];
-    match.files = static_cast<int64_t>(index_.Chain(key).size());
-    match.kind = index_.Find(key)->kind;
-  }
-  return match;
+  return index_.Match(path);
 }
 
 bool ObjectStates::Has(const PrefixKey& key) const {

@@ -50,6 +50,17 @@ int64_t StoreIndex::Deepest(std::span<const PrefixKey> path) const {
   return 0;
 }
 
+StoreMatch StoreIndex::Match(std::span<const PrefixKey> path) const {
+  StoreMatch match;
+  match.snapshot = Deepest(path);
+  if (match.snapshot > 0) {
+    const PrefixKey& key = path[static_cast<size_t>(match.snapshot - 1)];
+    match.files = static_cast<int64_t>(Chain(key).size());
+    match.kind = Find(key)->kind;
+  }
+  return match;
+}
+
 std::vector<StoredPart> StoreIndex::Chain(const PrefixKey& key) const {
   std::vector<StoredPart> parts;
   PrefixKey at = key;
@@ -123,10 +134,10 @@ void StoreIndex::Touch(const PrefixKey& key, absl::Time used) {
 
 // The file and what waited for it, parents first.
 void StoreIndex::CompleteFrom(const PrefixKey& key) {
-  std::vector<PrefixKey> todo = {key};
-  while (!todo.empty()) {
-    const PrefixKey at = todo.back();
-    todo.pop_back();
+  std::vector<PrefixKey> reached = {key};
+  while (!reached.empty()) {
+    const PrefixKey at = reached.back();
+    reached.pop_back();
     const auto found = states_.find(at);
     if (found == states_.end() || found->second.complete || !CanComplete(found->second.state))
       continue;
@@ -139,22 +150,22 @@ void StoreIndex::CompleteFrom(const PrefixKey& key) {
     changes_.push_back({StoreChange::kSnapshotAdded, at});
     Requeue(at);
     if (const auto children = children_.find(at); children != children_.end()) {
-      todo.insert(todo.end(), children->second.begin(), children->second.end());
+      reached.insert(reached.end(), children->second.begin(), children->second.end());
     }
   }
 }
 
 // The file and all that needs it, children first.
 void StoreIndex::IncompleteFrom(const PrefixKey& key) {
-  std::vector<PrefixKey> order, todo = {key};
-  while (!todo.empty()) {
-    const PrefixKey at = todo.back();
-    todo.pop_back();
+  std::vector<PrefixKey> order, reached = {key};
+  while (!reached.empty()) {
+    const PrefixKey at = reached.back();
+    reached.pop_back();
     const auto found = states_.find(at);
     if (found == states_.end() || !found->second.complete) continue;
     order.push_back(at);
     if (const auto children = children_.find(at); children != children_.end()) {
-      todo.insert(todo.end(), children->second.begin(), children->second.end());
+      reached.insert(reached.end(), children->second.begin(), children->second.end());
     }
   }
   for (auto at = order.rbegin(); at != order.rend(); ++at) {
@@ -175,14 +186,14 @@ void StoreIndex::IncompleteFrom(const PrefixKey& key) {
 
 std::vector<StoreChange> StoreIndex::Everything() const {
   std::vector<StoreChange> out;
-  std::vector<const Entry*> todo;
+  std::vector<const Entry*> reached;
   absl::flat_hash_map<PrefixKey, bool> told;
   for (const auto& [key, entry] : states_) {
-    if (entry.complete && entry.state.from == 0) todo.push_back(&entry);
+    if (entry.complete && entry.state.from == 0) reached.push_back(&entry);
   }
-  while (!todo.empty()) {
-    const Entry& entry = *todo.back();
-    todo.pop_back();
+  while (!reached.empty()) {
+    const Entry& entry = *reached.back();
+    reached.pop_back();
     for (const PrefixKey& block : OwnKeys(entry.state)) {
       if (std::exchange(told[block], true)) continue;
       out.push_back({StoreChange::kBlockAdded, block});
@@ -192,7 +203,7 @@ std::vector<StoreChange> StoreIndex::Everything() const {
     if (children == children_.end()) continue;
     for (const PrefixKey& child : children->second) {
       const Entry& next = states_.at(child);
-      if (next.complete) todo.push_back(&next);
+      if (next.complete) reached.push_back(&next);
     }
   }
   return out;

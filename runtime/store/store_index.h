@@ -25,6 +25,7 @@
 #include "absl/time/time.h"
 #include "runtime/prefix/prefix_tree.h"
 #include "runtime/store/state_file.h"
+#include "runtime/store/store_types.h"
 
 namespace deltamesh {
 
@@ -68,6 +69,8 @@ class StoreIndex {
   bool Complete(const PrefixKey& key) const;
   // Blocks of the deepest complete state along the path; 0: none.
   int64_t Deepest(std::span<const PrefixKey> path) const;
+  // The same with what reading it takes.
+  StoreMatch Match(std::span<const PrefixKey> path) const;
   // The files of a complete state, its own first; together they cover [0, blocks).
   std::vector<StoredPart> Chain(const PrefixKey& key) const;
   // How many leading blocks of the path have stored latents, and which file has the last of them.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/base/log.h"
+#include "tests/mesh/compared.h"
 #include "tests/mesh/requests.h"
 #include "tests/mesh/test_mesh.h"
 
@@ -22,15 +23,7 @@ class MeshCacheTest : public ::testing::TestWithParam<const char*> {
 
   // Runs one request to its end and compares it with an engine of its own.
   const Answer& Ask(TestMesh& mesh, const ClientRequest& request) {
-    CHECK_OK(mesh.Submit(request));
-    EXPECT_TRUE(mesh.RunUntilEnded({request.request_id}));
-    const Answer& answer = mesh.answer(request.request_id);
-    PlainEngine plain(Golden(GetParam()));
-    const Answer expected = plain.Run(request);
-    EXPECT_TRUE(SameAnswer(answer, expected))
-        << request.request_id << "\n  mesh  " << Describe(answer) << "\n  plain "
-        << Describe(expected);
-    return answer;
+    return AskCompared(mesh, Golden(GetParam()), request);
   }
 };
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "runtime/base/log.h"
+#include "tests/mesh/compared.h"
 #include "tests/mesh/requests.h"
 #include "tests/mesh/test_mesh.h"
 #include "tests/unit/store/store_fixture.h"
@@ -31,15 +32,7 @@ class MeshStoreTest : public ::testing::TestWithParam<const char*> {
   }
 
   const Answer& Ask(TestMesh& mesh, const ClientRequest& request) {
-    CHECK_OK(mesh.Submit(request));
-    EXPECT_TRUE(mesh.RunUntilEnded({request.request_id}));
-    const Answer& answer = mesh.answer(request.request_id);
-    PlainEngine plain(Golden(GetParam()));
-    const Answer expected = plain.Run(request);
-    EXPECT_TRUE(SameAnswer(answer, expected))
-        << request.request_id << "\n  mesh  " << Describe(answer) << "\n  plain "
-        << Describe(expected);
-    return answer;
+    return AskCompared(mesh, Golden(GetParam()), request);
   }
   static double Sample(const std::vector<MetricSample>& samples, const std::string& name,
                        const std::string& label) {

@@ -1,0 +1,27 @@
+// A request through a mesh, compared with an engine of its own.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "runtime/base/log.h"
+#include "tests/mesh/test_mesh.h"
+
+namespace deltamesh::testing {
+
+// Runs it to its end; `folder` is the checkpoint that the mesh serves.
+inline const Answer& AskCompared(TestMesh& mesh, const std::string& folder,
+                                 const ClientRequest& request) {
+  CHECK_OK(mesh.Submit(request));
+  EXPECT_TRUE(mesh.RunUntilEnded({request.request_id}));
+  const Answer& answer = mesh.answer(request.request_id);
+  PlainEngine plain(folder);
+  const Answer expected = plain.Run(request);
+  EXPECT_TRUE(SameAnswer(answer, expected))
+      << request.request_id << "\n  mesh  " << Describe(answer) << "\n  plain "
+      << Describe(expected);
+  return answer;
+}
+
+}  // namespace deltamesh::testing
