@@ -36,6 +36,9 @@ struct Stretch {
   const float* w[kPanels];
   const float* scales[kPanels];
   int64_t count;
+  // Packed bytes to ask for meanwhile: from `next` on, `step` for each column that a tile passes.
+  const char* next[kPanels];
+  int64_t step;
 };
 
 // One row of accumulators: [panel][32].
@@ -54,6 +57,7 @@ HWY_INLINE void AddColumns(const float* x, int64_t x_stride, const Stretch<kPane
       for (int v = 0; v < kVecs; ++v) {
         wk[i][v] = hn::LoadU(D(), s.w[i] + k * kPanel + v * kWidth);
       }
+      __builtin_prefetch(s.next[i] + k * s.step, 0, 2);
     }
 #pragma GCC unroll 16
     for (int t = 0; t < kTokens; ++t) {
@@ -138,15 +142,6 @@ HWY_INLINE int64_t EvenPart(int64_t count, int64_t most) {
   return (count + parts - 1) / parts;
 }
 
-// Asks for as many bytes after `end` as lie before it: the next stretch, of the next panel if this
-// one ends.
-template <class T>
-HWY_INLINE void FetchNext(const T* begin, const T* end) {
-  const int64_t bytes = (end - begin) * static_cast<int64_t>(sizeof(T));
-  const auto* next = reinterpret_cast<const char*>(end);
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
-}
-
 // Outputs of kPanels panels from `panel` on.
 template <class Rows, int kPanels, size_t... kIndex>
 HWY_NOINLINE void BlockPanels(const GemmParams& p, int64_t token, int64_t tokens, int64_t panel,
@@ -156,7 +151,7 @@ HWY_NOINLINE void BlockPanels(const GemmParams& p, int64_t token, int64_t tokens
   HWY_ALIGN float acc[kBlockTokens * kPanels * kPanel];
   std::memset(acc, 0, static_cast<size_t>(tokens * kPanels * kPanel) * sizeof(float));
   Rows rows[kPanels] = {Rows(p.w, panel + static_cast<int64_t>(kIndex))...};
-  Stretch<kPanels> s = {{weights[kIndex]...}, {scales[kIndex]...}, 0};
+  Stretch<kPanels> s = {{weights[kIndex]...}, {scales[kIndex]...}, 0, {}, 0};
   for (int64_t k0 = 0; k0 < p.w.cols; k0 += kStretch) {
     const int64_t k1 = HWY_MIN(k0 + kStretch, p.w.cols);
     s.count = k1 - k0;
@@ -166,13 +161,16 @@ HWY_NOINLINE void BlockPanels(const GemmParams& p, int64_t token, int64_t tokens
       } else {
         DecodeStretch(rows[i], k0, k1, weights[i], scales[i]);
       }
-      FetchNext(rows[i].At(k0), rows[i].At(k1));
+      // The stretch after this one, of the next panel if this one ends.
+      s.next[i] = reinterpret_cast<const char*>(rows[i].At(k1));
+      s.step = (s.next[i] - reinterpret_cast<const char*>(rows[i].At(k0))) / s.count;
     }
     for (int64_t t = 0; t < tokens;) {
       const int64_t n = EvenPart(tokens - t, kTileTokens<kPanels>);
       AnyStretchTile<Rows::kScaled>(n, p.x + (token + t) * p.x_stride + k0, p.x_stride, s,
                                     acc + t * kPanels * kPanel);
       t += n;
+      s.step = 0;  // the first tile asked for all of it
     }
   }
   for (int64_t t = 0; t < tokens; ++t) {

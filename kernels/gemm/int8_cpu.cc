@@ -3,6 +3,7 @@
 // once into the first-level cache and used by all tokens of a block.
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "kernels/base/simd_targets.h"
 #include "kernels/gemm/int8_activations.h"
@@ -12,6 +13,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/gemm/fetch.h"
 #include "kernels/gemm/int8_ops-inl.h"
 #include "kernels/gemm/mxfp4-inl.h"
 
@@ -27,6 +29,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr int64_t kStretch = 4;       // blocks of 32 columns decoded at a time
 constexpr int64_t kBlockTokens = 96;  // tokens that share a decoded stretch
+constexpr int kStreamRows = 4;        // most rows of sums of all panels that are read side by side
 
 // Tokens of the next piece when `left` are cut into as few and as equal pieces of at most `most` as
 // can be.
@@ -36,7 +39,7 @@ HWY_INLINE int64_t Piece(int64_t left, int64_t most) {
 }
 
 // Weight sources: Start before each block of 32 columns gives the scales, then Row(r) the bytes of its
-// columns 4 r to 4 r + 3, through Ops::Bias.
+// columns 4 r to 4 r + 3, through Ops::Bias. FetchScales and Fetch(r) ask for the same further on.
 template <class Ops>
 struct Int8Source {
   static constexpr int64_t kScaleBytes = 2 * kPanel;
@@ -54,6 +57,11 @@ struct Int8Source {
       const auto bits = hn::PromoteTo(du, hn::LoadU(d16, scales + v * kWidth));
       scale[v] = hn::BitCast(DF(), hn::ShiftLeft<16>(bits));
     }
+  }
+  HWY_INLINE void FetchScales() const { FetchAhead(group); }
+  HWY_INLINE void Fetch(int64_t r) const {
+    FetchAhead(group + kScaleBytes + r * 4 * kPanel);
+    FetchAhead(group + kScaleBytes + r * 4 * kPanel + 64);
   }
   HWY_INLINE void Row(int64_t r, VI (&w)[kVecs]) const {
     const uint8_t* row = group + kScaleBytes + r * 4 * kPanel;
@@ -80,6 +88,8 @@ struct MxSource {
       scale[v] = hn::Mul(MxScales(DF(), group + v * kWidth), hn::Set(DF(), 0.5f));
     }
   }
+  HWY_INLINE void FetchScales() const { FetchAhead(group); }
+  HWY_INLINE void Fetch(int64_t r) const { FetchAhead(group + kPanel + r * 2 * kPanel); }
   // Low nibbles are outputs of the panel's first half, high ones of its second.
   HWY_INLINE void Row(int64_t r, VI (&w)[kVecs]) const {
     const uint8_t* row = group + kPanel + r * 2 * kPanel;
@@ -171,44 +181,68 @@ HWY_INLINE void AddBlock(const Rows& rows, int64_t token, int64_t g,
   }
 }
 
+// Adds the products of block g of one panel.
 template <class Ops, class Source, int kTokens>
-HWY_NOINLINE void FusedPanels(const Int8GemmParams& p) {
-  const Rows rows(p, 0);
-  const int64_t groups = p.w.cols / kMxBlock;
-  for (int64_t panel = p.panel_begin; panel < p.panel_end; ++panel) {
-    Source source(p.w, panel);
-    VF sum[kTokens][kVecs];
+HWY_INLINE void FusedBlock(const Rows& rows, int64_t g, Source& source, VF (&sum)[kTokens][kVecs]) {
+  VF scale[kVecs];
+  source.Start(g, scale);
+  source.FetchScales();
+  VI isum[kTokens][kVecs];
+#pragma GCC unroll 8
+  for (int t = 0; t < kTokens; ++t) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) isum[t][v] = rows.template Offset<Ops>(t, g);
+  }
+  const auto row = [&](int r, VI(&acc)[kTokens][kVecs]) HWY_ATTR {
+    VI bytes[kVecs], w[kVecs][Ops::kW];
+    source.Fetch(r);
+    source.Row(r, bytes);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) Ops::Split(bytes[v], w[v]);
 #pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) {
+      VI x[Ops::kX];
+      Ops::Spread(rows.Codes(t, g) + 4 * r, x);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVecs; ++v) sum[t][v] = hn::Zero(DF());
+      for (int v = 0; v < kVecs; ++v) acc[t][v] = Ops::Dot(acc[t][v], w[v], x);
     }
-    for (int64_t g = 0; g < groups; ++g) {
-      VF scale[kVecs];
-      source.Start(g, scale);
-      VI isum[kTokens][kVecs];
-#pragma GCC unroll 8
-      for (int t = 0; t < kTokens; ++t) {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVecs; ++v) isum[t][v] = rows.template Offset<Ops>(t, g);
-      }
-      const auto row = [&](int r, VI(&acc)[kTokens][kVecs]) HWY_ATTR {
-        VI bytes[kVecs], w[kVecs][Ops::kW];
-        source.Row(r, bytes);
-#pragma GCC unroll 8
-        for (int v = 0; v < kVecs; ++v) Ops::Split(bytes[v], w[v]);
-#pragma GCC unroll 8
-        for (int t = 0; t < kTokens; ++t) {
-          VI x[Ops::kX];
-          Ops::Spread(rows.Codes(t, g) + 4 * r, x);
-#pragma GCC unroll 8
-          for (int v = 0; v < kVecs; ++v) acc[t][v] = Ops::Dot(acc[t][v], w[v], x);
-        }
-      };
-      AddRows<Ops, kTokens>(row, isum);
-      AddBlock<kTokens>(rows, 0, g, isum, scale, sum);
+  };
+  AddRows<Ops, kTokens>(row, isum);
+  AddBlock<kTokens>(rows, 0, g, isum, scale, sum);
+}
+
+// Panels side by side: their blocks take turns, so that memory has several streams to work on.
+template <class Ops, class Source, int kTokens, int kPanels, size_t... kIndex>
+HWY_INLINE void FusedTile(const Int8GemmParams& p, int64_t panel, std::index_sequence<kIndex...>) {
+  const Rows rows(p, 0);
+  const int64_t groups = p.w.cols / kMxBlock;
+  Source sources[kPanels] = {Source(p.w, panel + static_cast<int64_t>(kIndex))...};
+  VF sum[kPanels][kTokens][kVecs];
+  for (int i = 0; i < kPanels; ++i) {
+    for (int t = 0; t < kTokens; ++t) {
+      for (int v = 0; v < kVecs; ++v) sum[i][t][v] = hn::Zero(DF());
     }
-    for (int t = 0; t < kTokens; ++t) StorePanel(p, t, panel, sum[t]);
+  }
+  for (int64_t g = 0; g < groups; ++g) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kPanels; ++i) {
+      FusedBlock<Ops>(rows, g, sources[i], sum[i]);
+    }
+  }
+  for (int i = 0; i < kPanels; ++i) {
+    for (int t = 0; t < kTokens; ++t) StorePanel(p, t, panel + i, sum[i][t]);
+  }
+}
+
+template <class Ops, class Source, int kTokens>
+HWY_NOINLINE void FusedPanels(const Int8GemmParams& p) {
+  constexpr int kPanels = HWY_MAX(1, kStreamRows / kTokens);
+  int64_t panel = p.panel_begin;
+  for (; panel + kPanels <= p.panel_end; panel += kPanels) {
+    FusedTile<Ops, Source, kTokens, kPanels>(p, panel, std::make_index_sequence<kPanels>());
+  }
+  for (; panel < p.panel_end; ++panel) {
+    FusedTile<Ops, Source, kTokens, 1>(p, panel, std::make_index_sequence<1>());
   }
 }
 

@@ -8,6 +8,7 @@
 #endif
 
 #include "hwy/highway.h"
+#include "kernels/gemm/fetch.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/mxfp4-inl.h"
 
@@ -46,13 +47,19 @@ HWY_INLINE void ForColumns(int64_t count, F f) {
 
 // Of every source: At(k) is where the packed bytes from column k on lie, k a multiple of 32. After
 // Start(k), Row(i, Column<j>(), w) gives column k + i + j, with i a multiple of 4 below 32 and j
-// below 4, and Scales(s) the block's scales if kScaled.
+// below 4, and Scales(s) the block's scales if kScaled. Fetch, with Row's i and j, and
+// FetchScales if kScaled ask for the same further on: a line that none asks for costs as much as many.
 struct F32Rows {
   static constexpr bool kScaled = false;
   explicit F32Rows(const PackedMatrix& m, int64_t panel)
       : base(reinterpret_cast<const float*>(m.data) + panel * m.cols * kPanel) {}
   HWY_INLINE const float* At(int64_t k) const { return base + k * kPanel; }
   HWY_INLINE void Start(int64_t k) { block = At(k); }
+  template <int j, bool kLast>
+  HWY_INLINE void Fetch(int64_t i, Column<j, kLast>) const {
+    FetchAhead(block + (i + j) * kPanel);
+    FetchAhead(block + (i + j) * kPanel + kPanel / 2);
+  }
   template <int j, bool kLast>
   HWY_INLINE void Row(int64_t i, Column<j, kLast>, V (&w)[kVecs]) const {
 #pragma GCC unroll 8
@@ -68,6 +75,10 @@ struct Bf16Rows {
       : base(reinterpret_cast<const uint16_t*>(m.data) + panel * m.cols * kPanel) {}
   HWY_INLINE const uint16_t* At(int64_t k) const { return base + k * kPanel; }
   HWY_INLINE void Start(int64_t k) { block = At(k); }
+  template <int j, bool kLast>
+  HWY_INLINE void Fetch(int64_t i, Column<j, kLast>) const {
+    FetchAhead(block + (i + j) * kPanel);
+  }
   template <int j, bool kLast>
   HWY_INLINE void Row(int64_t i, Column<j, kLast>, V (&w)[kVecs]) const {
     const hn::RebindToUnsigned<D> du;
@@ -91,6 +102,11 @@ struct MxRows {
   }
   HWY_INLINE const uint8_t* At(int64_t k) const { return base + k / kMxBlock * kGroupBytes; }
   HWY_INLINE void Start(int64_t k) { group = At(k); }
+  HWY_INLINE void FetchScales() const { FetchAhead(group); }
+  template <int j, bool kLast>
+  HWY_INLINE void Fetch(int64_t i, Column<j, kLast>) const {
+    if constexpr (j == 0) FetchAhead(group + kPanel + i * kHalf);  // 64 bytes hold four columns
+  }
   HWY_INLINE void Scales(V (&s)[kVecs]) const {
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) s[v] = MxDecodeScales(D(), group + v * kWidth);
@@ -123,6 +139,11 @@ struct Int8Rows {
   }
   HWY_INLINE const uint8_t* At(int64_t k) const { return base + k / kMxBlock * kGroupBytes; }
   HWY_INLINE void Start(int64_t k) { group = At(k); }
+  HWY_INLINE void FetchScales() const { FetchAhead(group); }
+  template <int j, bool kLast>
+  HWY_INLINE void Fetch(int64_t i, Column<j, kLast>) const {
+    if constexpr (j % 2 == 0) FetchAhead(group + kScaleBytes + (i + j) * kPanel);  // 64 hold two
+  }
   HWY_INLINE void Scales(V (&s)[kVecs]) const {
     const hn::RebindToUnsigned<D> du;
     const hn::Rebind<uint16_t, D> d16;

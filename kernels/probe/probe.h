@@ -7,7 +7,7 @@
 
 namespace deltamesh::kernels {
 
-// Reads `bytes` (a multiple of 256) once, as `streams` (1, 2 or 4) regions side by side. The result
+// Reads `bytes` (a multiple of 256) once, as `streams` (1, 2, 4 or 8) regions side by side. The result
 // depends on every byte, so that no read can be left out.
 uint64_t ReadProbe(const std::byte* data, int64_t bytes, int streams);
 

@@ -11,6 +11,8 @@ namespace deltamesh::kernels {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+constexpr int64_t kAhead = 3072 / 8;  // words, like the kernels that stream weights
+
 uint64_t ReadCpu(const std::byte* data, int64_t bytes, int streams) {
   const hn::CappedTag<uint64_t, 8> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -20,6 +22,9 @@ uint64_t ReadCpu(const std::byte* data, int64_t bytes, int streams) {
   for (int64_t i = 0; i + 4 * lanes <= words; i += 4 * lanes) {
     for (int s = 0; s < streams; ++s) {
       const uint64_t* p = base + s * words + i;
+      for (int64_t ahead = kAhead; ahead < kAhead + 4 * lanes; ahead += 8) {
+        __builtin_prefetch(p + ahead, 0, 3);
+      }
       a = hn::Or(a, hn::LoadU(d, p));
       b = hn::Or(b, hn::LoadU(d, p + lanes));
       c = hn::Or(c, hn::LoadU(d, p + 2 * lanes));

@@ -88,7 +88,7 @@ absl::StatusOr<std::unique_ptr<RooflineProbe>> RooflineProbe::Create(const Roofl
                              o.buffer_bytes);
   }
   Roofline& found = probe->roofline_;
-  for (const int streams : {1, 2, 4}) {
+  for (const int streams : {1, 2, 4, 8}) {
     const Ceiling c = Repeat(o.repetitions, [&] { return probe->Read(streams, o.seconds); });
     if (c.best <= found.read_bytes_per_second.best) continue;
     found.read_bytes_per_second = c;
