@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <thread>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -102,8 +103,9 @@ absl::StatusOr<double> BenchedRouter::CpuSeconds() const {
 
 using Ask = std::function<absl::Status(int64_t i)>;
 
-// CPU of the router for one request, the median.
-absl::StatusOr<double> MedianCost(const BenchedRouter& router, int64_t requests, const Ask& ask) {
+// CPU of the router for one of the `count` requests of each ask, the median.
+absl::StatusOr<double> MedianCost(const BenchedRouter& router, int64_t requests, int64_t count,
+                                  const Ask& ask) {
   RETURN_IF_ERROR(ask(-1));  // pages, threads, connections
   std::vector<double> costs;
   for (int64_t i = 0; i < requests; ++i) {
@@ -111,7 +113,7 @@ absl::StatusOr<double> MedianCost(const BenchedRouter& router, int64_t requests,
     RETURN_IF_ERROR(ask(i));
     absl::SleepFor(absl::Milliseconds(100));  // what is left to do once the answer has ended
     ASSIGN_OR_RETURN(const double after, router.CpuSeconds());
-    costs.push_back(after - before);
+    costs.push_back((after - before) / static_cast<double>(count));
   }
   return Median(costs);
 }
@@ -128,11 +130,41 @@ absl::Status Stream(v1::Inference::Stub* stub, const v1::GenerateRequest& reques
   return absl::OkStatus();
 }
 
-v1::GenerateRequest RequestOf(const RouterBenchOptions& o) {
+v1::GenerateRequest RequestOf(int64_t answer_tokens) {
   v1::GenerateRequest request;
-  request.mutable_stop()->set_max_tokens(static_cast<uint32_t>(o.answer_tokens));
+  request.mutable_stop()->set_max_tokens(static_cast<uint32_t>(answer_tokens));
   request.mutable_stop()->set_ignore_eos(true);
   return request;
+}
+
+v1::GenerateRequest TokenRequest(int64_t prompt_tokens, int64_t answer_tokens, int64_t i) {
+  v1::GenerateRequest request = RequestOf(answer_tokens);
+  for (int64_t t = 0; t < prompt_tokens; ++t) {
+    request.mutable_tokens()->add_ids(static_cast<int32_t>(64 + (t * 7 + i + 1) % 50));
+  }
+  return request;
+}
+
+// A client of its own connection.
+std::unique_ptr<v1::Inference::Stub> Connect(const BenchedRouter& router) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return v1::Inference::NewStub(
+      grpc::CreateCustomChannel(router.address(), grpc::InsecureChannelCredentials(), arguments));
+}
+
+// The same request by every client at once.
+absl::Status StreamTogether(const std::vector<std::unique_ptr<v1::Inference::Stub>>& stubs,
+                            const v1::GenerateRequest& request, int64_t tokens) {
+  std::vector<absl::Status> ends(stubs.size());
+  std::vector<std::thread> clients;
+  for (size_t c = 0; c < stubs.size(); ++c) {
+    clients.emplace_back([&, c] { ends[c] = Stream(stubs[c].get(), request, tokens); });
+  }
+  for (std::thread& client : clients) client.join();
+  for (const absl::Status& end : ends) RETURN_IF_ERROR(end);
+  return absl::OkStatus();
 }
 
 // Text of about so many tokens.
@@ -157,29 +189,38 @@ absl::StatusOr<std::string> TextOf(v1::Inference::Stub* stub, int64_t tokens) {
 
 absl::StatusOr<std::vector<RouterFigure>> MeasureRequests(const RouterBenchOptions& o) {
   ASSIGN_OR_RETURN(const auto router, BenchedRouter::Start(o, 1));
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(-1);
-  const auto stub = v1::Inference::NewStub(
-      grpc::CreateCustomChannel(router->address(), grpc::InsecureChannelCredentials(), arguments));
-  const Ask tokens = [&](int64_t i) {
-    v1::GenerateRequest request = RequestOf(o);
-    for (int64_t t = 0; t < o.prompt_tokens; ++t) {
-      request.mutable_tokens()->add_ids(static_cast<int32_t>(64 + (t * 7 + i + 1) % 50));
-    }
-    return Stream(stub.get(), request, o.answer_tokens);
+  const auto stub = Connect(*router);
+  const auto tokens = [&](int64_t answer_tokens) -> Ask {
+    return [&, answer_tokens](int64_t i) {
+      return Stream(stub.get(), TokenRequest(o.prompt_tokens, answer_tokens, i), answer_tokens);
+    };
   };
-  ASSIGN_OR_RETURN(const double of_tokens, MedianCost(*router, o.requests, tokens));
   ASSIGN_OR_RETURN(const std::string text, TextOf(stub.get(), o.prompt_tokens));
-  const Ask words = [&](int64_t i) {
-    v1::GenerateRequest request = RequestOf(o);
-    request.set_text(std::to_string(i) + text);
-    return Stream(stub.get(), request, o.answer_tokens);
+  const auto words = [&](int64_t answer_tokens) -> Ask {
+    return [&, answer_tokens](int64_t i) {
+      v1::GenerateRequest request = RequestOf(answer_tokens);
+      request.set_text(std::to_string(i) + text);
+      return Stream(stub.get(), request, answer_tokens);
+    };
   };
-  ASSIGN_OR_RETURN(const double of_text, MedianCost(*router, o.requests, words));
-  return std::vector<RouterFigure>{
-      {"request_cpu_seconds", of_tokens, 0.05, false, "s"},
-      {"request_with_text_cpu_seconds", of_text, 0.05, false, "s"},
+  std::vector<std::unique_ptr<v1::Inference::Stub>> stubs;
+  for (int64_t c = 0; c < o.together; ++c) stubs.push_back(Connect(*router));
+  const Ask together = [&](int64_t i) {
+    return StreamTogether(stubs, TokenRequest(o.prompt_tokens, o.answer_tokens, i),
+                          o.answer_tokens);
   };
+  std::vector<RouterFigure> figures;
+  const auto measure = [&](const char* name, double bar, int64_t count, const Ask& ask) {
+    const absl::StatusOr<double> cost = MedianCost(*router, o.requests, count, ask);
+    if (cost.ok()) figures.push_back({name, *cost, bar, false, "s"});
+    return cost.status();
+  };
+  RETURN_IF_ERROR(measure("request_cpu_seconds", 0.05, 1, tokens(o.answer_tokens)));
+  RETURN_IF_ERROR(measure("request_with_text_cpu_seconds", 0.05, 1, words(o.answer_tokens)));
+  RETURN_IF_ERROR(measure("request_among_others_cpu_seconds", 0.05, o.together, together));
+  RETURN_IF_ERROR(measure("intake_cpu_seconds", 0, 1, tokens(1)));
+  RETURN_IF_ERROR(measure("intake_of_text_cpu_seconds", 0, 1, words(1)));
+  return figures;
 }
 
 absl::StatusOr<std::vector<RouterFigure>> MeasureIdle(const RouterBenchOptions& o) {

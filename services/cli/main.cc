@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "kernels/base/cpu_features.h"
 #include "runtime/base/status.h"
 #include "services/cli/bench.h"
@@ -260,6 +261,8 @@ int Main(int argc, char** argv) {
   app.add_option("--cpu-target", cpu_target,
                  "instructions to use, such as AVX2 (default: the best of this CPU)")
       ->envname(kCpuTargetVariable);
+  // Packages of abseil may be built to look for cycles of locks with each lock that is taken, gRPC's too.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   prctl(PR_SET_NAME, "deltamesh");  // children of serve are started from a link of another name
   app.set_version_flag("--version", "deltamesh 0.1.0");
   Command command;

@@ -39,7 +39,7 @@ mesh::WorkerMessage NoPrefixes() {
 
 StubWorkers::StubWorkers(const StubWorkersOptions& options) : options_(options) {
   for (int64_t w = 0; w < options_.workers; ++w) {
-    workers_.push_back({.client = nullptr, .links = WorkerLinks(Registration(options_, w))});
+    workers_.emplace_back(WorkerLinks(Registration(options_, w)));
   }
   for (size_t w = 0; w < workers_.size(); ++w) {
     LinkClientEvents events;
@@ -95,7 +95,8 @@ void StubWorkers::OnMessage(size_t worker, LinkId link, const mesh::RouterMessag
     w.told = false;
   } else if (message.has_start_decode()) {
     const std::string& id = message.start_decode().request_id();
-    w.answers[id] = {.start = message.start_decode(), .next = 0, .due = absl::Now()};
+    if (w.answers.empty()) w.step = absl::Now();
+    w.answers[id] = {.start = message.start_decode(), .next = 0};
     w.answers[id].start.clear_prompt();
   } else if (message.has_cancel()) {
     w.answers.erase(message.cancel().request_id());
@@ -110,24 +111,25 @@ void StubWorkers::QueueDue(Worker& worker, absl::Time now) {
                               kBlockTokens);
   load.set_running(worker.answers.size());
   worker.links.Tick(load, now);
+  if (worker.answers.empty() || worker.step > now) return;
+  worker.links.Send(worker.link, Step(worker));
+  worker.step += options_.token_gap;
+}
+
+mesh::WorkerMessage StubWorkers::Step(Worker& worker) {
+  mesh::WorkerMessage message;
   for (auto it = worker.answers.begin(); it != worker.answers.end();) {
     Answer& a = it->second;
-    if (a.due > now) {
-      ++it;
-      continue;
-    }
     const bool last = a.next + 1 >= static_cast<int64_t>(a.start.max_tokens());
-    mesh::WorkerMessage message;
     mesh::SequenceOutput* output = message.mutable_outputs()->add_sequences();
     output->set_request_id(a.start.request_id());
     output->set_attempt(a.start.attempt());
     output->add_tokens(static_cast<int32_t>(64 + a.next % 50));
     output->set_first_index(static_cast<uint64_t>(a.next++));
     output->set_end(last ? mesh::SequenceOutput::MAX_TOKENS : mesh::SequenceOutput::RUNNING);
-    worker.links.Send(worker.link, std::move(message));
-    a.due += options_.token_gap;
     it = last ? worker.answers.erase(it) : std::next(it);
   }
+  return message;
 }
 
 void StubWorkers::Loop() {

@@ -1,5 +1,5 @@
 // Decode workers that compute nothing: they register with a router, keep their leases and answer with tokens
-// at a fixed pace. What is left to measure is the router.
+// at a fixed pace, one message per step for all their sequences. What is left to measure is the router.
 //
 // Thread-safe.
 #pragma once
@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -25,7 +26,7 @@ struct StubWorkersOptions {
   std::string text_digest;
   int64_t workers = 1;
   int64_t context_tokens = 1 << 20;
-  absl::Duration token_gap = absl::Milliseconds(1);
+  absl::Duration token_gap = absl::Milliseconds(1);  // from one step to the next
 };
 
 class StubWorkers {
@@ -41,21 +42,24 @@ class StubWorkers {
   struct Answer {
     mesh::StartDecode start;
     int64_t next = 0;
-    absl::Time due;
   };
   struct Worker {
+    explicit Worker(WorkerLinks of) : links(std::move(of)) {}
+
     std::unique_ptr<LinkClient> client;
     WorkerLinks links;
     LinkId link = 0;    // 0: not registered
     bool told = false;  // what it holds
+    absl::Time step;    // the next one
     std::map<std::string, Answer> answers;
   };
 
   void OnOpened(size_t worker, LinkId link);
   void OnMessage(size_t worker, LinkId link, const mesh::RouterMessage& message);
   void Loop();
-  // Queues what is due of one worker.
+  // Queues what is due of one worker: its lease, its step.
   void QueueDue(Worker& worker, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  static mesh::WorkerMessage Step(Worker& worker);
 
   const StubWorkersOptions options_;
   mutable absl::Mutex mu_;

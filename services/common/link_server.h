@@ -1,6 +1,6 @@
 // The router's end of Mesh.Link: turns gRPC streams into events and queues what is sent to them.
 //
-// Thread-safe. Handlers run on gRPC's threads, one at a time per link, and must not block; they may call
+// Thread-safe. Handlers run on the gRPC server's thread, one at a time, and must not block; they may call
 // Send and Close.
 #pragma once
 
@@ -9,7 +9,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "deltamesh/mesh/mesh.grpc.pb.h"
+#include "deltamesh/mesh/mesh.pb.h"
+#include "services/common/grpc_call.h"
 #include "services/common/link.h"
 
 namespace deltamesh {
@@ -30,11 +31,11 @@ class LinkServer {
   ~LinkServer();
 
   // Register it with the gRPC server. Owned by this object.
-  grpc::Service* service();
+  GrpcService* service();
 
   // Queues a message. False when the link is unknown or closing. A full queue means a reader that does
   // not keep up: the link is closed with RESOURCE_EXHAUSTED and false is returned.
-  bool Send(LinkId link, mesh::RouterMessage message);
+  bool Send(LinkId link, const mesh::RouterMessage& message);
 
   // Writes what is queued, then ends the stream with `status` (its code and message reach the worker).
   void Close(LinkId link, const absl::Status& status);

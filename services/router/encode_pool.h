@@ -19,8 +19,8 @@ namespace deltamesh {
 
 struct EncodePoolOptions {
   int threads = 2;
-  int64_t queue_max = 16;               // inputs that wait for a thread; each is held in memory
-  int64_t inline_bytes_max = 64 << 10;  // smaller inputs are not worth the way through the pool
+  int64_t queue_max = 16;              // inputs that wait for a thread; each is held in memory
+  int64_t inline_bytes_max = 8 << 10;  // smaller inputs are not worth the way through the pool
 };
 
 class EncodePool {

@@ -117,18 +117,18 @@ absl::Status Front::CheckSize(const PromptInput& input, int64_t context_tokens) 
       context_tokens, most);
 }
 
-absl::StatusOr<std::vector<TokenId>> Front::Tokenize(const std::string& model,
-                                                     const PromptInput& input, bool more) const {
+absl::StatusOr<std::vector<TokenId>> Front::Tokenize(const std::string& model, PromptInput&& input,
+                                                     bool more) const {
   RETURN_IF_ERROR(CheckModel(model));
   const auto check_bytes = [this](const char* field, size_t bytes) {
     if (static_cast<int64_t>(bytes) <= options_.text_bytes_max) return absl::OkStatus();
     return InvalidArgument("%s: %d bytes of text; use at most %d", field, bytes,
                            options_.text_bytes_max);
   };
-  if (const auto* ids = std::get_if<std::vector<TokenId>>(&input)) {
+  if (auto* ids = std::get_if<std::vector<TokenId>>(&input)) {
     if (ids->empty()) return InvalidArgument("prompt: no tokens; send at least one");
     RETURN_IF_ERROR(CheckTokens("prompt", *ids));
-    return *ids;
+    return std::move(*ids);
   }
   if (const auto* text = std::get_if<std::string>(&input)) {
     if (text->empty()) return InvalidArgument("prompt: is empty; send some text");
@@ -284,7 +284,7 @@ absl::StatusOr<PreparedRequest> Front::Prepare(GenerateSpec spec) const {
                         .tokenizer = tokenizer_.get()};
   }
   // Last, because it is the expensive part.
-  ASSIGN_OR_RETURN(request.prompt, Tokenize(spec.model, spec.input, spec.append));
+  ASSIGN_OR_RETURN(request.prompt, Tokenize(spec.model, std::move(spec.input), spec.append));
   if (chat != nullptr && !spec.append && !request.cache.off()) {
     const int64_t tokens = SystemTokens(*chat, request.prompt);
     if (tokens > 0) request.cache.add_breakpoints(static_cast<uint64_t>(tokens));

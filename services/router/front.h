@@ -79,8 +79,8 @@ class Front {
   // known). Cheap, for inputs that are costly to tokenise.
   absl::Status CheckSize(const PromptInput& input, int64_t context_tokens) const;
   absl::StatusOr<PreparedRequest> Prepare(GenerateSpec spec) const;
-  // With `more` the messages of a chat follow a conversation.
-  absl::StatusOr<std::vector<TokenId>> Tokenize(const std::string& model, const PromptInput& input,
+  // With `more` the messages of a chat follow a conversation. Token ids are taken out of the input.
+  absl::StatusOr<std::vector<TokenId>> Tokenize(const std::string& model, PromptInput&& input,
                                                 bool more = false) const;
   // Checks the names of a session and its tenant, as in `cache`.
   static absl::StatusOr<SessionId> NameSession(const char* field, const std::string& session,

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "runtime/base/safe_message.h"
+#include "services/common/grpc_call.h"
 
 namespace deltamesh {
 
@@ -16,9 +17,9 @@ inline grpc::Status ToGrpc(const absl::Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), SafeMessage(status));
 }
 
-inline absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
+inline absl::Time DeadlineOf(const GrpcCall& call) {
   // A call without a deadline has the largest time point, which no arithmetic survives.
-  const auto deadline = context.deadline();
+  const auto deadline = call.deadline();
   if (deadline > std::chrono::system_clock::now() + std::chrono::hours(24 * 365)) {
     return absl::InfiniteFuture();
   }

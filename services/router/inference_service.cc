@@ -1,9 +1,11 @@
 #include "services/router/inference_service.h"
 
-#include <deque>
+#include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
+#include "deltamesh/v1/inference.grpc.pb.h"
 #include "runtime/base/status.h"
 #include "services/common/retry_hint.h"
 #include "services/router/grpc_translation.h"
@@ -11,12 +13,12 @@
 namespace deltamesh {
 namespace {
 
-// For clients that are to come again; before the call's end is asked for.
-void AddRetryHint(grpc::CallbackServerContext* context, const absl::Status& status) {
+// For clients that are to come again.
+GrpcCall::Metadata RetryHint(const absl::Status& status) {
   const std::optional<absl::Duration> after = RetryAfterOf(status);
-  if (!after) return;
-  context->AddTrailingMetadata(kRetryAfterMs, std::to_string(absl::ToInt64Milliseconds(*after)));
-  context->AddTrailingMetadata(kRetryAfter, std::to_string(RetrySeconds(*after)));
+  if (!after) return {};
+  return {{kRetryAfterMs, std::to_string(absl::ToInt64Milliseconds(*after))},
+          {kRetryAfter, std::to_string(RetrySeconds(*after))}};
 }
 
 void FillLogprob(const Tokenizer& tokenizer, TokenId token, float logprob, v1::TokenLogprob* out) {
@@ -26,92 +28,30 @@ void FillLogprob(const Tokenizer& tokenizer, TokenId token, float logprob, v1::T
   out->set_piece(piece.data(), piece.size());
 }
 
-// One Generate call. The router holds it as a sink, gRPC drives it as a reactor; whichever lets go last
-// frees it. gRPC allows one write at a time, and one Finish after the last write.
-class GenerateCall final : public AnswerSink {
+absl::StatusOr<GenerateSpec> SpecOf(v1::GenerateRequest request);
+
+// One Generate call: gRPC tells of its client, the router of its answer.
+class GenerateCall final : public AnswerSink,
+                           public GrpcCall::Events,
+                           public std::enable_shared_from_this<GenerateCall> {
  public:
-  class Reactor;
-
-  GenerateCall(const Front* front, RouterServer* router) : front_(front), router_(router) {}
-
-  // Checks and tokenises, then hands the request to the router. Once, on any thread.
-  static void Begin(const std::shared_ptr<GenerateCall>& call, GenerateSpec spec) {
-    absl::StatusOr<PreparedRequest> prepared = call->front_->Prepare(std::move(spec));
-    if (!prepared.ok()) return call->OnError(prepared.status());
-    {
-      absl::MutexLock lock(&call->mu_);
-      if (call->closed_) return;  // the client left meanwhile
-      call->id_ = prepared->request.request_id;
-      call->client_id_ = prepared->client_id;
-      call->begun_ = true;
-    }
-    call->router_->Generate(*std::move(prepared), call);
-    // A client that left just now was told to the router before the router knew the request.
-    if (call->left()) call->router_->Cancel(call->id_);
+  GenerateCall(const Front* front, RouterServer* router, EncodePool* pool,
+               std::shared_ptr<GrpcCall> call)
+      : front_(front), router_(router), pool_(pool), call_(std::move(call)) {
+    call_->Read();
   }
-
-  // Router side.
-  void OnEvent(AnswerEvent event) override {
-    v1::GenerateEvent out;
-    out.set_request_id(client_id_);
-    v1::Delta* delta = out.mutable_delta();
-    delta->set_text(std::move(event.text));
-    delta->set_reasoning(std::move(event.reasoning));
-    delta->mutable_tokens()->Assign(event.tokens.begin(), event.tokens.end());
-    for (size_t i = 0; i < event.scores.size(); ++i) {
-      v1::TokenInfo* info = delta->add_infos();
-      const mesh::TokenScores& s = event.scores[i];
-      FillLogprob(front_->tokenizer(), event.tokens[i], s.logprob(), info->mutable_chosen());
-      for (int k = 0; k < std::min(s.top_ids_size(), s.top_logprobs_size()); ++k) {
-        FillLogprob(front_->tokenizer(), s.top_ids(k), s.top_logprobs(k), info->add_top());
-      }
-    }
-    for (const AnswerToolCall& call : event.tool_calls) {
-      v1::ToolCall* tool = delta->add_tool_calls();
-      tool->set_index(static_cast<uint32_t>(call.index));
-      tool->set_id(call.id);
-      tool->set_name(call.name);
-      tool->set_arguments(call.arguments);
-    }
-    Queue(std::move(out));
-  }
-
-  void OnEnd(AnswerEnd end) override {
-    v1::GenerateEvent out;
-    out.set_request_id(client_id_);
-    v1::Finish* finish = out.mutable_finish();
-    finish->set_reason(end.reason);
-    finish->mutable_usage()->set_prompt_tokens(static_cast<uint32_t>(end.usage.prompt_tokens));
-    finish->mutable_usage()->set_completion_tokens(
-        static_cast<uint32_t>(end.usage.completion_tokens));
-    finish->mutable_usage()->set_cached_tokens(static_cast<uint32_t>(end.usage.cached_tokens));
-    finish->set_seed(end.seed);
-    finish->set_stop_string(std::move(end.stop_string));
-    finish->set_session_tokens(static_cast<uint32_t>(end.session_tokens));
-    Queue(std::move(out));
-    Close(absl::OkStatus());
-  }
-
-  void OnError(const absl::Status& status) override { Close(status); }
 
   // gRPC side.
-  void Attach(Reactor* reactor) {
-    Change([&] { reactor_ = reactor; });
+  void OnMessage(const grpc::ByteBuffer& bytes) override {
+    if (!pool_->Takes(bytes.Length())) return Begin(bytes);
+    absl::Status status = router_->Admits();
+    if (status.ok()) {
+      status = pool_->Post([self = shared_from_this(), bytes] { self->Begin(bytes); });
+    }
+    if (!status.ok()) OnError(status);
   }
-  void Detach() {
-    absl::MutexLock lock(&mu_);
-    reactor_ = nullptr;
-  }
-  void OnWritten(bool ok) {
-    Change([&] {
-      writing_ = false;
-      queue_.pop_front();
-      if (ok) return;
-      CloseLocked(absl::CancelledError("the client left"));
-      queue_.clear();
-    });
-  }
-  void OnCancelled() {
+  void OnMessagesEnd() override { OnError(InvalidArgument("request: is missing")); }
+  void OnCancelled() override {
     bool begun = false;
     {
       absl::MutexLock lock(&mu_);
@@ -119,128 +59,101 @@ class GenerateCall final : public AnswerSink {
       begun = begun_;
     }
     if (begun) router_->Cancel(id_);
-    Change([&] {
-      CloseLocked(absl::CancelledError("the call was cancelled or its deadline passed"));
-      // What is queued reaches nobody; a write in progress ends by itself.
-      while (queue_.size() > (writing_ ? 1u : 0u)) queue_.pop_back();
-    });
+  }
+
+  // Router side.
+  void OnEvent(AnswerEvent event) override;
+  void OnEnd(AnswerEnd end) override;
+  void OnError(const absl::Status& status) override {
+    call_->Finish(ToGrpc(status), RetryHint(status));
   }
 
  private:
-  // What gRPC is to be asked for next.
-  struct Next {
-    Reactor* reactor = nullptr;  // null: nothing
-    const v1::GenerateEvent* write = nullptr;
-    absl::Status finish;  // when there is nothing to write
-  };
-
-  // Changes the state under the lock, then asks gRPC outside of it: gRPC may call back at once. Nothing
-  // of this object may be touched after, for the callback may have been the last.
-  template <typename F>
-  void Change(F change) {
-    Next next;
+  // Checks and tokenises, then hands the request to the router. Once, on any thread.
+  void Begin(const grpc::ByteBuffer& bytes) {
+    absl::StatusOr<PreparedRequest> prepared = Prepare(bytes);
+    if (!prepared.ok()) return OnError(prepared.status());
     {
       absl::MutexLock lock(&mu_);
-      change();
-      next = Decide();
+      if (left_) return;
+      id_ = prepared->request.request_id;
+      event_.set_request_id(prepared->client_id);
+      begun_ = true;
     }
-    Ask(next);
+    router_->Generate(*std::move(prepared), shared_from_this());
+    // A client that left just now was told to the router before the router knew the request.
+    if (left()) router_->Cancel(id_);
   }
-  // Only one thread is told to write or finish at a time, so the reactor outlives what it is asked for.
-  Next Decide() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  static void Ask(const Next& next);
 
-  void Queue(v1::GenerateEvent event) {
-    bool full = false;
-    Change([&] {
-      if (closed_) return;
-      full = queue_.size() >= InferenceService::kUnreadEventsMax;
-      if (full) {
-        CloseLocked(ResourceExhausted("the client left %d events unread", queue_.size()));
-      } else {
-        queue_.push_back(std::move(event));
-      }
-    });
-    if (full) router_->Cancel(id_);  // the router's thread calls this and holds the sink
+  absl::StatusOr<PreparedRequest> Prepare(const grpc::ByteBuffer& bytes) const {
+    ASSIGN_OR_RETURN(v1::GenerateRequest request, ParseRequest<v1::GenerateRequest>(bytes));
+    ASSIGN_OR_RETURN(GenerateSpec spec, SpecOf(std::move(request)));
+    spec.deadline = DeadlineOf(*call_);
+    RETURN_IF_ERROR(front_->CheckSize(spec.input, router_->snapshot().context_tokens));
+    return front_->Prepare(std::move(spec));
   }
-  void Close(const absl::Status& status) {
-    Change([&] { CloseLocked(status); });
-  }
-  // The first reason stays.
-  void CloseLocked(const absl::Status& status) {
-    if (closed_) return;
-    closed_ = true;
-    status_ = status;
+
+  void Write(const v1::GenerateEvent& event) {
+    if (call_->Write(event, InferenceService::kUnreadEventsMax) != GrpcCall::Written::kFull) return;
+    OnError(
+        ResourceExhausted("the client left %d events unread", InferenceService::kUnreadEventsMax));
+    router_->Cancel(id_);
   }
   bool left() const {
     absl::MutexLock lock(&mu_);
     return left_;
   }
 
-  // Set before the router knows the call, constant from then on.
-  RequestId id_;
-  std::string client_id_;
   const Front* const front_;
   RouterServer* const router_;
+  EncodePool* const pool_;
+  const std::shared_ptr<GrpcCall> call_;
+  RequestId id_;  // set before the router knows the call, constant from then on
+  v1::GenerateEvent
+      event_;  // with its memory, of one token after the other; then the router's thread's
   mutable absl::Mutex mu_;
-  Reactor* reactor_ ABSL_GUARDED_BY(mu_) = nullptr;
-  std::deque<v1::GenerateEvent> queue_ ABSL_GUARDED_BY(mu_);  // the front one is being written
-  bool writing_ ABSL_GUARDED_BY(mu_) = false;
-  bool begun_ ABSL_GUARDED_BY(mu_) = false;     // the router knows the call, or is about to
-  bool left_ ABSL_GUARDED_BY(mu_) = false;      // the client did
-  bool closed_ ABSL_GUARDED_BY(mu_) = false;    // nothing more is queued
-  bool finished_ ABSL_GUARDED_BY(mu_) = false;  // Finish was called
-  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  bool begun_ ABSL_GUARDED_BY(mu_) = false;  // the router knows the call, or is about to
+  bool left_ ABSL_GUARDED_BY(mu_) = false;   // the client did
 };
 
-class GenerateCall::Reactor final : public grpc::ServerWriteReactor<v1::GenerateEvent> {
- public:
-  Reactor(std::shared_ptr<GenerateCall> call, grpc::CallbackServerContext* context)
-      : call_(std::move(call)), context_(context) {}
-  void End(const absl::Status& status) {
-    AddRetryHint(context_, status);
-    Finish(ToGrpc(status));
+void GenerateCall::OnEvent(AnswerEvent event) {
+  v1::Delta* delta = event_.mutable_delta();
+  delta->Clear();
+  delta->set_text(std::move(event.text));
+  delta->set_reasoning(std::move(event.reasoning));
+  delta->mutable_tokens()->Assign(event.tokens.begin(), event.tokens.end());
+  for (size_t i = 0; i < event.scores.size(); ++i) {
+    v1::TokenInfo* info = delta->add_infos();
+    const mesh::TokenScores& s = event.scores[i];
+    FillLogprob(front_->tokenizer(), event.tokens[i], s.logprob(), info->mutable_chosen());
+    for (int k = 0; k < std::min(s.top_ids_size(), s.top_logprobs_size()); ++k) {
+      FillLogprob(front_->tokenizer(), s.top_ids(k), s.top_logprobs(k), info->add_top());
+    }
   }
-  void OnWriteDone(bool ok) override { call_->OnWritten(ok); }
-  void OnCancel() override { call_->OnCancelled(); }
-  void OnDone() override {
-    call_->Detach();
-    delete this;
+  for (const AnswerToolCall& call : event.tool_calls) {
+    v1::ToolCall* tool = delta->add_tool_calls();
+    tool->set_index(static_cast<uint32_t>(call.index));
+    tool->set_id(call.id);
+    tool->set_name(call.name);
+    tool->set_arguments(call.arguments);
   }
-
- private:
-  const std::shared_ptr<GenerateCall> call_;
-  grpc::CallbackServerContext* const context_;  // lives until OnDone
-};
-
-GenerateCall::Next GenerateCall::Decide() {
-  if (reactor_ == nullptr || writing_ || finished_) return {};
-  if (!queue_.empty()) {
-    writing_ = true;
-    return {.reactor = reactor_, .write = &queue_.front(), .finish = {}};
-  }
-  if (!closed_) return {};
-  finished_ = true;
-  return {.reactor = reactor_, .write = nullptr, .finish = status_};
+  Write(event_);
 }
 
-void GenerateCall::Ask(const Next& next) {
-  if (next.reactor == nullptr) return;
-  if (next.write != nullptr) {
-    next.reactor->StartWrite(next.write);
-  } else {
-    next.reactor->End(next.finish);
-  }
+void GenerateCall::OnEnd(AnswerEnd end) {
+  v1::Finish* finish = event_.mutable_finish();
+  finish->set_reason(end.reason);
+  finish->mutable_usage()->set_prompt_tokens(static_cast<uint32_t>(end.usage.prompt_tokens));
+  finish->mutable_usage()->set_completion_tokens(
+      static_cast<uint32_t>(end.usage.completion_tokens));
+  finish->mutable_usage()->set_cached_tokens(static_cast<uint32_t>(end.usage.cached_tokens));
+  finish->set_seed(end.seed);
+  finish->set_stop_string(std::move(end.stop_string));
+  finish->set_session_tokens(static_cast<uint32_t>(end.session_tokens));
+  call_->Reply(event_);
 }
 
-// A call that ends before it begins.
-class FailedCall final : public grpc::ServerWriteReactor<v1::GenerateEvent> {
- public:
-  explicit FailedCall(const absl::Status& status) { Finish(ToGrpc(status)); }
-  void OnDone() override { delete this; }
-};
-
-absl::StatusOr<GenerateSpec> SpecOf(const v1::GenerateRequest& request) {
+absl::StatusOr<GenerateSpec> SpecOf(v1::GenerateRequest request) {
   GenerateSpec spec;
   spec.model = request.model();
   spec.request_id = request.request_id();
@@ -250,7 +163,7 @@ absl::StatusOr<GenerateSpec> SpecOf(const v1::GenerateRequest& request) {
       break;
     }
     case v1::GenerateRequest::kText:
-      spec.input = request.text();
+      spec.input = std::move(*request.mutable_text());
       break;
     case v1::GenerateRequest::kTokens:
       spec.input =
@@ -273,81 +186,57 @@ absl::StatusOr<GenerateSpec> SpecOf(const v1::GenerateRequest& request) {
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::GenerateEvent>* InferenceService::Generate(
-    grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
-  absl::StatusOr<GenerateSpec> spec = SpecOf(*request);
-  if (!spec.ok()) return new FailedCall(spec.status());
-  spec->deadline = DeadlineOf(*context);
-  const absl::Status size = front_->CheckSize(spec->input, router_->snapshot().context_tokens);
-  if (!size.ok()) return new FailedCall(size);
-  auto call = std::make_shared<GenerateCall>(front_, router_);
-  auto* reactor = new GenerateCall::Reactor(call, context);
-  if (pool_->Takes(request->ByteSizeLong())) {
-    absl::Status status = router_->Admits();
-    if (status.ok()) {
-      auto held = std::make_shared<GenerateSpec>(*std::move(spec));
-      status = pool_->Post([call, held] { GenerateCall::Begin(call, std::move(*held)); });
-    }
-    if (!status.ok()) call->OnError(status);
-  } else {
-    GenerateCall::Begin(call, *std::move(spec));
+std::string_view InferenceService::name() const { return v1::Inference::service_full_name(); }
+
+std::shared_ptr<GrpcCall::Events> InferenceService::Take(std::string_view method,
+                                                         const Call& call) {
+  if (method == "Generate") return std::make_shared<GenerateCall>(front_, router_, pool_, call);
+  if (method == "Tokenize") return TakeTokenize(call, /*count_only=*/false);
+  if (method == "CountTokens") return TakeTokenize(call, /*count_only=*/true);
+  if (method != "ListModels") return TakeSession(method, call);
+  return std::make_shared<OneRequest>(call, [this, call](const grpc::ByteBuffer&) {
+    v1::ListModelsResponse response;
+    *response.add_models() = CurrentModelInfo(*front_, *router_);
+    call->Reply(response);
+  });
+}
+
+std::shared_ptr<GrpcCall::Events> InferenceService::TakeTokenize(const Call& call,
+                                                                 bool count_only) const {
+  return std::make_shared<OneRequest>(
+      call, [this, call, count_only](const grpc::ByteBuffer& bytes) {
+        if (!pool_->Takes(bytes.Length())) return Encode(call, bytes, count_only);
+        const absl::Status status =
+            pool_->Post([this, call, bytes, count_only] { Encode(call, bytes, count_only); });
+        if (!status.ok()) call->Finish(ToGrpc(status));
+      });
+}
+
+void InferenceService::Encode(const Call& call, const grpc::ByteBuffer& bytes,
+                              bool count_only) const {
+  const absl::StatusOr<std::vector<TokenId>> ids = TokensOf(bytes);
+  if (!ids.ok()) return call->Finish(ToGrpc(ids.status()));
+  if (count_only) {
+    v1::CountTokensResponse response;
+    response.set_count(static_cast<uint32_t>(ids->size()));
+    return call->Reply(response);
   }
-  call->Attach(reactor);
-  return reactor;
+  v1::TokenizeResponse response;
+  response.mutable_ids()->Assign(ids->begin(), ids->end());
+  call->Reply(response);
 }
 
 absl::StatusOr<std::vector<TokenId>> InferenceService::TokensOf(
-    const v1::TokenizeRequest& request) const {
+    const grpc::ByteBuffer& bytes) const {
+  ASSIGN_OR_RETURN(v1::TokenizeRequest request, ParseRequest<v1::TokenizeRequest>(bytes));
   PromptInput input;
   if (request.has_chat()) {
     ASSIGN_OR_RETURN(input, ChatFromProto(request.chat()));
   } else if (request.input_case() == v1::TokenizeRequest::kText) {
     if (request.text().empty()) return std::vector<TokenId>();
-    input = request.text();
+    input = std::move(*request.mutable_text());
   }
-  return front_->Tokenize(request.model(), input);
-}
-
-void InferenceService::Encode(const v1::TokenizeRequest* request, grpc::ServerUnaryReactor* reactor,
-                              std::function<void(const std::vector<TokenId>&)> fill) const {
-  // The request and the response stay until Finish.
-  auto job = [this, request, reactor, fill = std::move(fill)] {
-    const absl::StatusOr<std::vector<TokenId>> ids = TokensOf(*request);
-    if (ids.ok()) fill(*ids);
-    reactor->Finish(ToGrpc(ids.status()));
-  };
-  if (!pool_->Takes(request->ByteSizeLong())) return job();
-  const absl::Status status = pool_->Post(job);
-  if (!status.ok()) reactor->Finish(ToGrpc(status));
-}
-
-grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
-                                                     const v1::TokenizeRequest* request,
-                                                     v1::TokenizeResponse* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  Encode(request, reactor, [response](const std::vector<TokenId>& ids) {
-    response->mutable_ids()->Assign(ids.begin(), ids.end());
-  });
-  return reactor;
-}
-
-grpc::ServerUnaryReactor* InferenceService::CountTokens(grpc::CallbackServerContext* context,
-                                                        const v1::TokenizeRequest* request,
-                                                        v1::CountTokensResponse* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  Encode(request, reactor, [response](const std::vector<TokenId>& ids) {
-    response->set_count(static_cast<uint32_t>(ids.size()));
-  });
-  return reactor;
-}
-
-grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerContext* context,
-                                                       const v1::ListModelsRequest*,
-                                                       v1::ListModelsResponse* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  *response->add_models() = CurrentModelInfo(*front_, *router_);
-  reactor->Finish(grpc::Status::OK);
-  return reactor;
+  return front_->Tokenize(request.model(), std::move(input));
 }
 
 v1::ModelInfo CurrentModelInfo(const Front& front, const RouterServer& router) {

@@ -1,16 +1,23 @@
 // deltamesh.v1.Inference over gRPC: translates calls to the front and the router, and answers to events.
 //
-// Thread-safe.
+// Thread-safe. Requests are parsed, rendered and tokenised on the gRPC server's thread when they are small,
+// and in the pool when they are not: that thread carries the answers of all others.
 #pragma once
 
-#include "deltamesh/v1/inference.grpc.pb.h"
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "deltamesh/v1/inference.pb.h"
+#include "services/common/grpc_call.h"
 #include "services/router/encode_pool.h"
 #include "services/router/front.h"
 #include "services/router/router_server.h"
 
 namespace deltamesh {
 
-class InferenceService final : public v1::Inference::CallbackService {
+class InferenceService final : public GrpcService {
  public:
   // Events a slow client may leave unread before its call is ended.
   static constexpr size_t kUnreadEventsMax = 8192;
@@ -19,37 +26,18 @@ class InferenceService final : public v1::Inference::CallbackService {
   InferenceService(const Front* front, RouterServer* router, EncodePool* pool)
       : front_(front), router_(router), pool_(pool) {}
 
-  grpc::ServerWriteReactor<v1::GenerateEvent>* Generate(
-      grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override;
-  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
-                                     const v1::TokenizeRequest* request,
-                                     v1::TokenizeResponse* response) override;
-  grpc::ServerUnaryReactor* CountTokens(grpc::CallbackServerContext* context,
-                                        const v1::TokenizeRequest* request,
-                                        v1::CountTokensResponse* response) override;
-  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* context,
-                                       const v1::ListModelsRequest* request,
-                                       v1::ListModelsResponse* response) override;
-
-  // inference_sessions.cc
-  grpc::ServerUnaryReactor* GetSession(grpc::CallbackServerContext* context,
-                                       const v1::GetSessionRequest* request,
-                                       v1::SessionInfo* response) override;
-  grpc::ServerUnaryReactor* SuspendSession(grpc::CallbackServerContext* context,
-                                           const v1::SuspendSessionRequest* request,
-                                           v1::SuspendSessionResponse* response) override;
-  grpc::ServerUnaryReactor* ResumeSession(grpc::CallbackServerContext* context,
-                                          const v1::ResumeSessionRequest* request,
-                                          v1::ResumeSessionResponse* response) override;
-  grpc::ServerUnaryReactor* ForkSession(grpc::CallbackServerContext* context,
-                                        const v1::ForkSessionRequest* request,
-                                        v1::ForkSessionResponse* response) override;
+  std::string_view name() const override;
+  std::shared_ptr<GrpcCall::Events> Take(std::string_view method,
+                                         const std::shared_ptr<GrpcCall>& call) override;
 
  private:
-  absl::StatusOr<std::vector<TokenId>> TokensOf(const v1::TokenizeRequest& request) const;
-  // Tokenises here or on the pool, hands the result to `fill`, then ends the call.
-  void Encode(const v1::TokenizeRequest* request, grpc::ServerUnaryReactor* reactor,
-              std::function<void(const std::vector<TokenId>&)> fill) const;
+  using Call = std::shared_ptr<GrpcCall>;
+  // Tokenises here or on the pool, then answers.
+  std::shared_ptr<GrpcCall::Events> TakeTokenize(const Call& call, bool count_only) const;
+  void Encode(const Call& call, const grpc::ByteBuffer& bytes, bool count_only) const;
+  absl::StatusOr<std::vector<TokenId>> TokensOf(const grpc::ByteBuffer& bytes) const;
+  // inference_sessions.cc; null when it is no method of sessions.
+  std::shared_ptr<GrpcCall::Events> TakeSession(std::string_view method, const Call& call) const;
 
   const Front* const front_;
   RouterServer* const router_;

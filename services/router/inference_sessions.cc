@@ -7,41 +7,14 @@
 namespace deltamesh {
 namespace {
 
-// One call about a session: from gRPC to the router and back.
-class SessionReactor final : public grpc::ServerUnaryReactor {
- public:
-  // `fill` writes the response from what the router found.
-  using Fill = std::function<void(const SessionState&)>;
-
-  SessionReactor(RouterServer* router, RequestId id, Fill fill)
-      : router_(router), id_(std::move(id)), fill_(std::move(fill)) {}
-
-  void Begin(absl::StatusOr<SessionCall> call) {
-    if (!call.ok()) return Finish(ToGrpc(call.status()));
-    call->id = id_;
-    router_->CallSession(*std::move(call), [this](const SessionAnswered& answer) {
-      if (answer.status.ok()) fill_(answer.state);
-      Finish(ToGrpc(answer.status));
-    });
-  }
-
- private:
-  void OnCancel() override { router_->CancelSession(id_); }
-  void OnDone() override { delete this; }
-
-  RouterServer* const router_;
-  const RequestId id_;
-  const Fill fill_;
-};
-
 template <typename Request>
 absl::StatusOr<SessionCall> CallOf(SessionCall::Kind kind, const Request& request,
-                                   const grpc::CallbackServerContext& context) {
+                                   const GrpcCall& grpc) {
   SessionCall call;
   call.kind = kind;
   call.name = request.session();
   call.salt = request.salt();
-  call.deadline = DeadlineOf(context);
+  call.deadline = DeadlineOf(grpc);
   ASSIGN_OR_RETURN(call.session, Front::NameSession("session", request.session(), request.salt()));
   return call;
 }
@@ -65,68 +38,86 @@ void FillInfo(const SessionState& s, bool with_token_ids, v1::SessionInfo* out) 
   }
 }
 
+absl::StatusOr<SessionCall> Translate(const v1::GetSessionRequest& request, const GrpcCall& grpc) {
+  return CallOf(SessionCall::Kind::kGet, request, grpc);
+}
+absl::StatusOr<SessionCall> Translate(const v1::SuspendSessionRequest& request,
+                                      const GrpcCall& grpc) {
+  return CallOf(SessionCall::Kind::kSuspend, request, grpc);
+}
+absl::StatusOr<SessionCall> Translate(const v1::ResumeSessionRequest& request,
+                                      const GrpcCall& grpc) {
+  return CallOf(SessionCall::Kind::kResume, request, grpc);
+}
+absl::StatusOr<SessionCall> Translate(const v1::ForkSessionRequest& request, const GrpcCall& grpc) {
+  ASSIGN_OR_RETURN(SessionCall call, CallOf(SessionCall::Kind::kFork, request, grpc));
+  ASSIGN_OR_RETURN(call.target,
+                   Front::NameSession("new_session", request.new_session(), request.salt()));
+  call.target_name = request.new_session();
+  call.replace = request.replace();
+  return call;
+}
+
+// One call about a session: from gRPC to the router and back. `id` is the router's name for it; `fill` writes
+// the response from the request and what the router found.
+template <typename Request, typename Response>
+std::shared_ptr<GrpcCall::Events> AboutSession(const std::shared_ptr<GrpcCall>& grpc,
+                                               RouterServer* router, const RequestId& id,
+                                               void (*fill)(const Request&, const SessionState&,
+                                                            Response*)) {
+  auto work = [grpc, router, id, fill](const grpc::ByteBuffer& bytes) {
+    absl::StatusOr<Request> request = ParseRequest<Request>(bytes);
+    if (!request.ok()) return grpc->Finish(ToGrpc(request.status()));
+    absl::StatusOr<SessionCall> call = Translate(*request, *grpc);
+    if (!call.ok()) return grpc->Finish(ToGrpc(call.status()));
+    call->id = id;
+    router->CallSession(*std::move(call),
+                        [grpc, fill, request = *std::move(request)](const SessionAnswered& answer) {
+                          if (!answer.status.ok()) return grpc->Finish(ToGrpc(answer.status));
+                          Response response;
+                          fill(request, answer.state, &response);
+                          grpc->Reply(response);
+                        });
+  };
+  return std::make_shared<OneRequest>(grpc, std::move(work),
+                                      [router, id] { router->CancelSession(id); });
+}
+
+void FillGet(const v1::GetSessionRequest& request, const SessionState& s, v1::SessionInfo* out) {
+  FillInfo(s, request.with_token_ids(), out);
+}
+
+void FillSuspend(const v1::SuspendSessionRequest&, const SessionState& s,
+                 v1::SuspendSessionResponse* out) {
+  out->set_tokens(Count(s.tokens));
+  out->set_position(Count(s.position));
+  out->set_bytes(s.bytes);
+  out->set_tier(s.tier);
+  out->set_worker(s.worker);
+}
+
+void FillResume(const v1::ResumeSessionRequest&, const SessionState& s,
+                v1::ResumeSessionResponse* out) {
+  out->set_tokens(Count(s.tokens));
+  out->set_position(Count(s.position));
+  out->set_worker(s.worker);
+  out->set_tier(s.tier);
+}
+
+void FillFork(const v1::ForkSessionRequest&, const SessionState& s, v1::ForkSessionResponse* out) {
+  out->set_tokens(Count(s.tokens));
+}
+
 }  // namespace
 
-grpc::ServerUnaryReactor* InferenceService::GetSession(grpc::CallbackServerContext* context,
-                                                       const v1::GetSessionRequest* request,
-                                                       v1::SessionInfo* response) {
-  auto* reactor = new SessionReactor(router_, front_->MakeRequestId("get"),
-                                     [request, response](const SessionState& s) {
-                                       FillInfo(s, request->with_token_ids(), response);
-                                     });
-  reactor->Begin(CallOf(SessionCall::Kind::kGet, *request, *context));
-  return reactor;
-}
-
-grpc::ServerUnaryReactor* InferenceService::SuspendSession(grpc::CallbackServerContext* context,
-                                                           const v1::SuspendSessionRequest* request,
-                                                           v1::SuspendSessionResponse* response) {
-  auto* reactor = new SessionReactor(router_, front_->MakeRequestId("suspend"),
-                                     [response](const SessionState& s) {
-                                       response->set_tokens(Count(s.tokens));
-                                       response->set_position(Count(s.position));
-                                       response->set_bytes(s.bytes);
-                                       response->set_tier(s.tier);
-                                       response->set_worker(s.worker);
-                                     });
-  reactor->Begin(CallOf(SessionCall::Kind::kSuspend, *request, *context));
-  return reactor;
-}
-
-grpc::ServerUnaryReactor* InferenceService::ResumeSession(grpc::CallbackServerContext* context,
-                                                          const v1::ResumeSessionRequest* request,
-                                                          v1::ResumeSessionResponse* response) {
-  auto* reactor = new SessionReactor(router_, front_->MakeRequestId("resume"),
-                                     [response](const SessionState& s) {
-                                       response->set_tokens(Count(s.tokens));
-                                       response->set_position(Count(s.position));
-                                       response->set_worker(s.worker);
-                                       response->set_tier(s.tier);
-                                     });
-  reactor->Begin(CallOf(SessionCall::Kind::kResume, *request, *context));
-  return reactor;
-}
-
-grpc::ServerUnaryReactor* InferenceService::ForkSession(grpc::CallbackServerContext* context,
-                                                        const v1::ForkSessionRequest* request,
-                                                        v1::ForkSessionResponse* response) {
-  auto* reactor = new SessionReactor(
-      router_, front_->MakeRequestId("fork"),
-      [response](const SessionState& s) { response->set_tokens(Count(s.tokens)); });
-  absl::StatusOr<SessionCall> call = CallOf(SessionCall::Kind::kFork, *request, *context);
-  if (call.ok()) {
-    const absl::StatusOr<SessionId> target =
-        Front::NameSession("new_session", request->new_session(), request->salt());
-    if (target.ok()) {
-      call->target = *target;
-      call->target_name = request->new_session();
-      call->replace = request->replace();
-    } else {
-      call = target.status();
-    }
-  }
-  reactor->Begin(std::move(call));
-  return reactor;
+std::shared_ptr<GrpcCall::Events> InferenceService::TakeSession(std::string_view method,
+                                                                const Call& call) const {
+  const auto id = [this](const char* kind) { return front_->MakeRequestId(kind); };
+  if (method == "GetSession") return AboutSession(call, router_, id("get"), &FillGet);
+  if (method == "SuspendSession") return AboutSession(call, router_, id("suspend"), &FillSuspend);
+  if (method == "ResumeSession") return AboutSession(call, router_, id("resume"), &FillResume);
+  if (method == "ForkSession") return AboutSession(call, router_, id("fork"), &FillFork);
+  return nullptr;
 }
 
 }  // namespace deltamesh

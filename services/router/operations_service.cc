@@ -4,8 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "deltamesh/v1/operations.grpc.pb.h"
 #include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
+#include "services/router/grpc_translation.h"
 
 namespace deltamesh {
 namespace {
@@ -71,17 +73,22 @@ void FillExplanation(const Decision& d, v1::RequestExplanation* out) {
   out->set_message(SafeMessage(d.message));
 }
 
-grpc::ServerUnaryReactor* OperationsService::Explain(grpc::CallbackServerContext* context,
-                                                     const v1::ExplainRequest* request,
-                                                     v1::ExplainResponse* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  router_->Ask([=](const RouterCore* core) {
-    const absl::Status status = core == nullptr ? Unavailable("the router is stopping or busy")
-                                                : Answer(*core, *request, response);
-    reactor->Finish(
-        grpc::Status(static_cast<grpc::StatusCode>(status.code()), SafeMessage(status)));
+std::string_view OperationsService::name() const { return v1::Operations::service_full_name(); }
+
+std::shared_ptr<GrpcCall::Events> OperationsService::Take(std::string_view method,
+                                                          const std::shared_ptr<GrpcCall>& call) {
+  if (method != "Explain") return nullptr;
+  return std::make_shared<OneRequest>(call, [this, call](const grpc::ByteBuffer& bytes) {
+    absl::StatusOr<v1::ExplainRequest> request = ParseRequest<v1::ExplainRequest>(bytes);
+    if (!request.ok()) return call->Finish(ToGrpc(request.status()));
+    router_->Ask([call, request = *std::move(request)](const RouterCore* core) {
+      v1::ExplainResponse response;
+      const absl::Status status = core == nullptr ? Unavailable("the router is stopping or busy")
+                                                  : Answer(*core, request, &response);
+      if (!status.ok()) return call->Finish(ToGrpc(status));
+      call->Reply(response);
+    });
   });
-  return reactor;
 }
 
 }  // namespace deltamesh

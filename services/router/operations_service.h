@@ -3,21 +3,25 @@
 // Thread-safe.
 #pragma once
 
-#include "deltamesh/v1/operations.grpc.pb.h"
+#include <memory>
+#include <string_view>
+
+#include "deltamesh/v1/operations.pb.h"
+#include "services/common/grpc_call.h"
 #include "services/router/router_server.h"
 
 namespace deltamesh {
 
-class OperationsService final : public v1::Operations::CallbackService {
+class OperationsService final : public GrpcService {
  public:
   static constexpr uint32_t kLastMax = 256;
 
   // Must outlive the gRPC server that serves this.
   explicit OperationsService(RouterServer* router) : router_(router) {}
 
-  grpc::ServerUnaryReactor* Explain(grpc::CallbackServerContext* context,
-                                    const v1::ExplainRequest* request,
-                                    v1::ExplainResponse* response) override;
+  std::string_view name() const override;
+  std::shared_ptr<GrpcCall::Events> Take(std::string_view method,
+                                         const std::shared_ptr<GrpcCall>& call) override;
 
  private:
   RouterServer* const router_;

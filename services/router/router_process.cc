@@ -68,15 +68,17 @@ class RouterProcess {
     openai_ = std::make_unique<OpenAiHttp>(front_.get(), router_.get(), pool_.get());
     ops_ = std::make_unique<HttpOps>(
         metrics_.get(), [this] { return Ready(); }, [] {}, openai_.get());
-    router_->Start(
-        {.send = [this](LinkId link, mesh::RouterMessage m) { links_->Send(link, std::move(m)); },
-         .close = [this](LinkId link, const absl::Status& s) { links_->Close(link, s); }});
-
     GrpcServerOptions grpc;
     grpc.listen = flags_.listen;
     grpc.health_names = {"deltamesh.v1.Inference", "deltamesh.router"};
+    grpc.own_thread = false;
     ASSIGN_OR_RETURN(
         grpc_, GrpcServer::Start(grpc, {links_->service(), inference_.get(), operations_.get()}));
+    router_->Start(
+        {.send = [this](LinkId link, const mesh::RouterMessage& m) { links_->Send(link, m); },
+         .close = [this](LinkId link, const absl::Status& s) { links_->Close(link, s); }},
+        {.wait = [this](absl::Duration wait) { grpc_->Poll(wait); },
+         .wake = [this] { grpc_->Wake(); }});
     ASSIGN_OR_RETURN(auto http_at, ParseHostPort("--http", flags_.http));
     flags_.http_options.address = http_at.first;
     flags_.http_options.port = http_at.second;

@@ -24,9 +24,10 @@ RouterServer::RouterServer(RouterServerOptions options, const Clock* clock, Metr
 
 RouterServer::~RouterServer() { Stop(); }
 
-void RouterServer::Start(LinkOutput links) {
+void RouterServer::Start(LinkOutput links, RouterWaiter waiter) {
   CHECK(!thread_.joinable(), "started twice");
   links_ = std::move(links);
+  waiter_ = std::move(waiter);
   thread_ = std::thread([this] { Loop(); });
 }
 
@@ -37,7 +38,24 @@ void RouterServer::Stop() {
     snapshot_.ready = Unavailable("the router is stopping");
   }
   mailbox_.Close();
+  Wake();
   if (thread_.joinable()) thread_.join();
+}
+
+void RouterServer::Wake() {
+  if (waiter_.wake) waiter_.wake();
+}
+
+bool RouterServer::Push(Event event) {
+  if (!mailbox_.Push(std::move(event))) return false;
+  Wake();
+  return true;
+}
+
+bool RouterServer::PushAlways(Event event) {
+  if (!mailbox_.PushAlways(std::move(event))) return false;
+  Wake();
+  return true;
 }
 
 void RouterServer::Drain() {
@@ -76,7 +94,7 @@ absl::Status RouterServer::Admits() const {
 void RouterServer::Generate(PreparedRequest request, std::shared_ptr<AnswerSink> sink) {
   if (const absl::Status status = TakeIn(); !status.ok()) return sink->OnError(status);
   std::shared_ptr<AnswerSink> refused = sink;
-  if (mailbox_.Push(NewRequest{std::move(request), std::move(sink)})) return;
+  if (Push(NewRequest{std::move(request), std::move(sink)})) return;
   Ended();
   refused->OnError(mailbox_.closed()
                        ? Unavailable("the router is stopping")
@@ -84,12 +102,12 @@ void RouterServer::Generate(PreparedRequest request, std::shared_ptr<AnswerSink>
                                            options_.mailbox_max));
 }
 
-void RouterServer::Cancel(const RequestId& id) { mailbox_.PushAlways(ClientLeft{id}); }
+void RouterServer::Cancel(const RequestId& id) { PushAlways(ClientLeft{id}); }
 
 void RouterServer::CallSession(SessionCall call, SessionDone done) {
   const RequestId id = call.id;
   SessionDone refused = done;
-  if (mailbox_.Push(NewSessionCall{std::move(call), std::move(done)})) return;
+  if (Push(NewSessionCall{std::move(call), std::move(done)})) return;
   refused({id,
            mailbox_.closed()
                ? Unavailable("the router is stopping")
@@ -98,20 +116,20 @@ void RouterServer::CallSession(SessionCall call, SessionDone done) {
            {}});
 }
 
-void RouterServer::CancelSession(const RequestId& id) { mailbox_.PushAlways(SessionCallLeft{id}); }
+void RouterServer::CancelSession(const RequestId& id) { PushAlways(SessionCallLeft{id}); }
 
 void RouterServer::Ask(std::function<void(const RouterCore* core)> ask) {
-  if (!mailbox_.Push(Question{ask})) ask(nullptr);
+  if (!Push(Question{ask})) ask(nullptr);
 }
 
-void RouterServer::OnLinkOpened(LinkId link) { mailbox_.PushAlways(LinkOpened{link}); }
+void RouterServer::OnLinkOpened(LinkId link) { PushAlways(LinkOpened{link}); }
 
 bool RouterServer::OnLinkMessage(LinkId link, mesh::WorkerMessage message) {
-  return mailbox_.Push(LinkMessage{link, std::move(message)});
+  return Push(LinkMessage{link, std::move(message)});
 }
 
 void RouterServer::OnLinkClosed(LinkId link, absl::Status status) {
-  mailbox_.PushAlways(LinkClosed{link, std::move(status)});
+  PushAlways(LinkClosed{link, std::move(status)});
 }
 
 RouterServer::Snapshot RouterServer::snapshot() const {
@@ -119,11 +137,17 @@ RouterServer::Snapshot RouterServer::snapshot() const {
   return snapshot_;
 }
 
+std::deque<RouterServer::Event> RouterServer::Next(absl::Duration wait) {
+  if (!waiter_.wait) return mailbox_.TakeAll(wait);
+  // The other work gets its turn however much comes.
+  waiter_.wait(mailbox_.size() == 0 ? wait : absl::ZeroDuration());
+  return mailbox_.TakeAll(absl::ZeroDuration());
+}
+
 void RouterServer::Loop() {
   absl::Time ticked = absl::InfinitePast();
   while (!mailbox_.closed()) {
-    std::deque<Event> events = mailbox_.TakeAll(options_.tick);
-    for (Event& event : events) {
+    for (Event& event : Next(options_.tick)) {
       const absl::Time now = clock_->Now();
       Handle(std::move(event), now);
       for (RouterAction& action : core_.TakeActions()) Perform(std::move(action), now);
@@ -261,8 +285,8 @@ void RouterServer::Accept(NewRequest event, absl::Time now) {
 }
 
 void RouterServer::Perform(RouterAction action, absl::Time now) {
-  if (auto* a = std::get_if<SendToWorker>(&action)) {
-    links_.send(a->link, std::move(a->message));
+  if (const auto* a = std::get_if<SendToWorker>(&action)) {
+    links_.send(a->link, a->message);
   } else if (const auto* a = std::get_if<CloseLink>(&action)) {
     links_.close(a->link, a->status);
   } else if (auto* a = std::get_if<ClientTokens>(&action)) {

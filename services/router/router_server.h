@@ -1,10 +1,14 @@
 // The router as a running object: one thread owns the core, a mailbox stands in front of it. Knows no
 // gRPC and no HTTP: clients come in through Generate and Cancel, workers through the link events.
 //
+// The thread can be lent: what waits for the network then runs on it too, and a worker's message becomes a
+// client's without waking anybody in between.
+//
 // Thread-safe.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -31,8 +35,16 @@ struct RouterServerOptions {
 
 // Where messages to workers go. Called on the router's thread; must not block.
 struct LinkOutput {
-  std::function<void(LinkId, mesh::RouterMessage)> send;
+  std::function<void(LinkId, const mesh::RouterMessage&)> send;
   std::function<void(LinkId, const absl::Status&)> close;
+};
+
+// Other work of the router's thread.
+struct RouterWaiter {
+  // Waits up to so long for something to do, does it and returns; wake() ends it early.
+  std::function<void(absl::Duration)> wait;
+  // From any thread.
+  std::function<void()> wake;
 };
 
 class RouterServer {
@@ -43,8 +55,8 @@ class RouterServer {
   RouterServer(const RouterServer&) = delete;
   RouterServer& operator=(const RouterServer&) = delete;
 
-  // Starts the thread. Once.
-  void Start(LinkOutput links);
+  // Starts the thread, which waits in `waiter`, if there is one. Once.
+  void Start(LinkOutput links, RouterWaiter waiter = {});
   // Ends every request with UNAVAILABLE and the thread. Idempotent; later calls are refused.
   void Stop();
 
@@ -129,10 +141,16 @@ class RouterServer {
     SessionId session;  // whose turn it is; empty: nobody's
   };
 
+  // As the mailbox's, and the thread hears of it.
+  bool Push(Event event);
+  bool PushAlways(Event event);
+  void Wake();
   // OK, and the request counts as unfinished.
   absl::Status TakeIn();
   void Ended();
   void Loop();
+  // What came into the mailbox, waiting for it up to `wait`.
+  std::deque<Event> Next(absl::Duration wait);
   void Handle(Event event, absl::Time now);
   void Accept(NewRequest event, absl::Time now);
   void Refuse(NewRequest event, const absl::Status& status);
@@ -152,6 +170,7 @@ class RouterServer {
   RouterMetrics metrics_;
   Mailbox<Event> mailbox_;
   LinkOutput links_;
+  RouterWaiter waiter_;
   std::thread thread_;
 
   // The router's thread only.

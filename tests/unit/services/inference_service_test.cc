@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "absl/synchronization/notification.h"
+#include "deltamesh/v1/inference.grpc.pb.h"
 #include "services/cli/explain.h"
 #include "services/common/grpc_server.h"
 #include "services/router/operations_service.h"

@@ -1,6 +1,7 @@
 // Sessions over a real gRPC connection, in front of a scripted decode worker with a store for records.
 #include <grpcpp/grpcpp.h>
 
+#include "deltamesh/v1/inference.grpc.pb.h"
 #include "services/common/grpc_server.h"
 #include "services/router/inference_service.h"
 #include "tests/unit/services/fake_mesh.h"
