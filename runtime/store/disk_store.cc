@@ -1,19 +1,19 @@
 #include "runtime/store/disk_store.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
-#include "runtime/store/record_file.h"
 
 namespace deltamesh {
 namespace {
 
 constexpr std::string_view kStateSuffix = ".state";
-constexpr std::string_view kRecordSuffix = ".record";
 constexpr int64_t kHeadersForRoom = 65536;  // new files that are looked at when room is made
+constexpr size_t kEntriesAtOnce = 256;      // of a listing, between which others get the lock
+constexpr int kWritesMax = 3;               // of one state whose parent others take away
 
 bool KeyOfName(const std::string& name, PrefixKey* key) {
   return name.ends_with(kStateSuffix) &&
@@ -28,17 +28,14 @@ int64_t Sum(const std::vector<FolderEntry>& entries) {
 
 }  // namespace
 
-std::string DiskStore::NameOf(std::string_view record) {
-  return RecordFileName(record) + std::string(kRecordSuffix);
-}
-
 absl::StatusOr<std::unique_ptr<DiskStore>> DiskStore::Open(DiskStoreOptions options,
                                                            const Clock* clock) {
   if (options.bytes_max <= 0) {
     return InvalidArgument("--store-gib: %d bytes for %s; give the store some room",
                            options.bytes_max, options.folder);
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<StoreFolder> folder, StoreFolder::Open(options.folder));
+  ASSIGN_OR_RETURN(std::unique_ptr<StoreFolder> folder,
+                   StoreFolder::Open(options.folder, options.reserve));
   {
     // A folder that can only be read serves what it has; every write to it will say so.
     const absl::StatusOr<FolderLock> lock = folder->Lock();
@@ -65,28 +62,24 @@ bool DiskStore::Scan() {
 
 absl::StatusOr<std::vector<FolderEntry>> DiskStore::Survey(int64_t headers, bool* more) {
   ASSIGN_OR_RETURN(std::vector<FolderEntry> entries, folder_->List());
-  std::vector<std::pair<const FolderEntry*, PrefixKey>> fresh;
+  std::vector<std::pair<const FolderEntry*, PrefixKey>> states, fresh;
+  absl::flat_hash_set<PrefixKey> there;
+  for (const FolderEntry& entry : entries) {
+    PrefixKey key;
+    if (!KeyOfName(entry.name, &key)) continue;
+    there.insert(key);
+    states.emplace_back(&entry, key);
+  }
+  for (size_t begin = 0; begin < states.size(); begin += kEntriesAtOnce) {
+    const size_t end = std::min(states.size(), begin + kEntriesAtOnce);
+    absl::MutexLock lock(&mu_);
+    for (size_t i = begin; i < end; ++i) {
+      if (!Known(*states[i].first, states[i].second)) fresh.push_back(states[i]);
+    }
+  }
   {
     absl::MutexLock lock(&mu_);
-    std::set<PrefixKey> there;
     stats_.bytes = Sum(entries);
-    for (const FolderEntry& entry : entries) {
-      PrefixKey key;
-      if (!KeyOfName(entry.name, &key)) continue;
-      there.insert(key);
-      bool known = unusable_.contains(entry.name);
-      for (StoreIndex* index : {&index_, &foreign_}) {
-        const StoredState* state = index->Find(key);
-        if (state == nullptr) continue;
-        if (state->version == entry.version) {
-          index->Touch(key, entry.used);
-          known = true;
-        } else {
-          index->Remove(key);  // another process wrote it anew, perhaps below another parent
-        }
-      }
-      if (!known) fresh.emplace_back(&entry, key);
-    }
     for (StoreIndex* index : {&index_, &foreign_}) {
       std::vector<PrefixKey> gone;
       index->ForEach([&](const StoredState& state) {
@@ -101,42 +94,74 @@ absl::StatusOr<std::vector<FolderEntry>> DiskStore::Survey(int64_t headers, bool
   return entries;
 }
 
+bool DiskStore::Known(const FolderEntry& entry, const PrefixKey& key) {
+  bool known = unusable_.contains(entry.name);
+  for (StoreIndex* index : {&index_, &foreign_}) {
+    const StoredState* state = index->Find(key);
+    if (state == nullptr) continue;
+    if (state->version == entry.version) {
+      index->Touch(key, entry.used);
+      known = true;
+    } else {
+      index->Remove(key);  // another process wrote it anew, perhaps below another parent
+    }
+  }
+  return known;
+}
+
 void DiskStore::Learn(const FolderEntry& entry, const PrefixKey& key) {
+  // What cannot be read further than its version stands alone, as far as this process knows.
+  StoredState state;
+  state.key = key;
+  state.blocks = 1;
+  state.bytes = entry.bytes;
+  state.used = entry.used;
+  state.version = entry.version;
   const auto look = [&]() -> absl::Status {
     ASSIGN_OR_RETURN(const auto reader, folder_->OpenFile(entry.name));
     ASSIGN_OR_RETURN(const StateHeader header, ReadStateHeader(*reader));
-    const absl::Status mine = CheckStateHeader(header, options_.identity, key);
-    const std::optional<StoreRefusal> refusal = RefusalOf(mine);
-    if (refusal && !IsForeign(*refusal)) return mine;
-    absl::MutexLock lock(&mu_);
-    (refusal ? foreign_ : index_).Add(StoredState::Of(header, entry.used, entry.version));
-    if (refusal) ++stats_.refused[static_cast<size_t>(*refusal)];
-    return absl::OkStatus();
+    state = StoredState::Of(header, entry.used, entry.version);
+    return CheckStateHeader(header, options_.identity, key);
   };
   const absl::Status status = look();
-  if (!status.ok() && !absl::IsNotFound(status)) Failed(status, entry.name);
+  const std::optional<StoreRefusal> refusal = RefusalOf(status);
+  const bool foreign = refusal && IsForeign(*refusal);
+  if (status.ok() || foreign) {
+    absl::MutexLock lock(&mu_);
+    (foreign ? foreign_ : index_).Add(std::move(state));
+    if (foreign) ++stats_.refused[static_cast<size_t>(*refusal)];
+  } else if (!absl::IsNotFound(status)) {
+    Failed(status, entry.name);
+  }
 }
 
-void DiskStore::Failed(const absl::Status& status, const std::string& name) {
+void DiskStore::Count(const absl::Status& status, const std::string& name) {
   const std::optional<StoreRefusal> refusal = RefusalOf(status);
-  absl::Status removed;
-  if (refusal) {
-    LogWarning("store.refused", {{"file", name}, {"error", status.ToString()}});
-    removed = folder_->Remove(name);
-  } else if (!absl::IsNotFound(status)) {
-    LogWarning("store.unreadable", {{"file", name}, {"error", status.ToString()}});
+  if (!absl::IsNotFound(status)) {
+    LogWarning(refusal ? "store.refused" : "store.unreadable",
+               {{"file", name}, {"error", status.ToString()}});
   }
   absl::MutexLock lock(&mu_);
   if (refusal) {
     ++stats_.refused[static_cast<size_t>(*refusal)];
-    if (!removed.ok()) unusable_.insert(name);
   } else if (absl::IsNotFound(status)) {
     ++stats_.missed;
   } else {
     ++stats_.read_failures;
   }
+}
+
+void DiskStore::Failed(const absl::Status& status, const std::string& name) {
+  Count(status, name);
+  const std::optional<StoreRefusal> refusal = RefusalOf(status);
+  if (!refusal && !absl::IsNotFound(status)) return;
+  // A foreign one is learned anew, as such, by the next survey.
+  const bool remove = refusal && !IsForeign(*refusal);
+  const absl::Status removed = remove ? folder_->Remove(name) : absl::OkStatus();
+  absl::MutexLock lock(&mu_);
+  if (!removed.ok()) unusable_.insert(name);
   PrefixKey key;
-  if (KeyOfName(name, &key) && (refusal || absl::IsNotFound(status))) index_.Remove(key);
+  if (KeyOfName(name, &key)) index_.Remove(key);
 }
 
 StoreMatch DiskStore::Find(std::span<const PrefixKey> path) const {
@@ -163,13 +188,17 @@ absl::StatusOr<std::unique_ptr<ByteReader>> DiskStore::OpenState(const PrefixKey
   return folder_->OpenFile(NameOf(key));
 }
 
-std::vector<PrefixKey> DiskStore::Resting(absl::Time before, double fill, size_t most) const {
+std::vector<PrefixKey> DiskStore::Resting(
+    absl::Time before, double fill, size_t most,
+    const std::function<bool(const PrefixKey&)>& wanted) const {
   absl::MutexLock lock(&mu_);
   const bool full =
       static_cast<double>(stats_.bytes) > fill * static_cast<double>(options_.bytes_max);
   std::vector<PrefixKey> resting;
-  for (const PrefixKey& key : index_.Leaves(full ? most : SIZE_MAX)) {
-    if (!index_.Complete(key) || (!full && index_.Find(key)->used > before)) continue;
+  for (const PrefixKey& key : index_.Leaves(SIZE_MAX)) {
+    if (!index_.Complete(key) || (!full && index_.Find(key)->used > before) || !wanted(key)) {
+      continue;
+    }
     resting.push_back(key);
     if (resting.size() == most) break;
   }
@@ -244,6 +273,18 @@ absl::Status DiskStore::MakeRoom(int64_t bytes, std::span<const PrefixKey> keep)
   return absl::OkStatus();
 }
 
+absl::StatusOr<TemporaryFile> DiskStore::MakeFile(int64_t bytes, std::span<const PrefixKey> keep) {
+  RETURN_IF_ERROR(MakeRoom(bytes, keep));
+  for (;;) {
+    absl::StatusOr<TemporaryFile> file = folder_->Create(bytes, clock_->Now());
+    // Others filled the disk: the bound that the folder was given is not to be had.
+    int64_t used = 0;
+    if (!IsDiskFull(file.status()) || !EvictOneState(keep, &used)) return file;
+    absl::MutexLock lock(&mu_);
+    stats_.bytes += used;
+  }
+}
+
 // ---- states --------------------------------------------------------------------------------------
 
 absl::StatusOr<PutResult> DiskStore::Put(const StateSource& source) {
@@ -251,7 +292,7 @@ absl::StatusOr<PutResult> DiskStore::Put(const StateSource& source) {
         "%d latents of %d blocks", source.latents.size(), source.path.size());
   absl::StatusOr<PutResult> result = PutOnce(source);
   // Another process took the parent away meanwhile.
-  for (int again = 0; again < 2 && absl::IsAborted(result.status()); ++again)
+  for (int tries = 1; tries < kWritesMax && absl::IsAborted(result.status()); ++tries)
     result = PutOnce(source);
   absl::MutexLock lock(&mu_);
   if (!result.ok()) {
@@ -279,8 +320,7 @@ absl::StatusOr<PutResult> DiskStore::PutOnce(const StateSource& source) {
   const std::string encoded = EncodeStateHeader(header);
   const auto reserve = [&]() -> absl::StatusOr<TemporaryFile> {
     ASSIGN_OR_RETURN(const FolderLock lock, folder_->Lock());
-    RETURN_IF_ERROR(MakeRoom(header.file_bytes(), {&cover.file, cover.blocks > 0 ? size_t{1} : 0}));
-    return folder_->Create(header.file_bytes(), clock_->Now());
+    return MakeFile(header.file_bytes(), {&cover.file, cover.blocks > 0 ? size_t{1} : 0});
   };
   ASSIGN_OR_RETURN(TemporaryFile file, reserve());
   RETURN_IF_ERROR(file.Write(StatePieces(source, encoded, cover.blocks)));
@@ -297,6 +337,7 @@ absl::StatusOr<PutResult> DiskStore::PutOnce(const StateSource& source) {
   }
   absl::MutexLock lock(&mu_);
   unusable_.erase(NameOf(key));
+  foreign_.Remove(key);
   index_.Add(StoredState::Of(header, now, entry.version));
   return PutResult{
       .written = true, .bytes = header.file_bytes(), .blocks = header.blocks - header.from};
@@ -330,93 +371,6 @@ absl::StatusOr<int64_t> DiskStore::Read(const StateTarget& target,
   ++stats_.reads;
   stats_.read_bytes += static_cast<uint64_t>(read.bytes);
   return read.bytes;
-}
-
-void DiskStore::Remove(const PrefixKey& key) {
-  const absl::StatusOr<FolderLock> lock = folder_->Lock();
-  if (!lock.ok()) return;
-  bool more = false;
-  if (!Survey(kHeadersForRoom, &more).ok()) return;
-  {
-    absl::MutexLock held(&mu_);
-    if (index_.Find(key) == nullptr || index_.HasChildren(key)) return;
-    stats_.bytes -= index_.Find(key)->bytes;
-    index_.Remove(key);
-  }
-  const absl::Status removed = folder_->Remove(NameOf(key));
-  if (!removed.ok()) LogWarning("store.remove", {{"error", removed.ToString()}});
-}
-
-// ---- records -------------------------------------------------------------------------------------
-
-absl::Status DiskStore::MakeRecordRoom(std::string_view name, int64_t bytes) {
-  ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, folder_->List());
-  std::vector<FolderEntry> records;
-  for (const FolderEntry& entry : entries) {
-    if (entry.name.ends_with(kRecordSuffix) && entry.name != NameOf(name)) records.push_back(entry);
-  }
-  std::sort(records.begin(), records.end(), [](const FolderEntry& a, const FolderEntry& b) {
-    return std::tie(a.used, a.name) < std::tie(b.used, b.name);
-  });
-  int64_t held = Sum(records);
-  auto count = static_cast<int64_t>(records.size());
-  const int64_t most = std::min(options_.records_bytes_max, options_.bytes_max);
-  if (bytes > most) {
-    return ResourceExhausted(
-        "record \"%s\": %d bytes; the store holds at most %d of them, raise --store-gib", name,
-        bytes, most);
-  }
-  for (const FolderEntry& record : records) {
-    if (count < options_.records_max && held + bytes <= most) break;
-    RETURN_IF_ERROR(folder_->Remove(record.name));
-    held -= record.bytes;
-    --count;
-    absl::MutexLock lock(&mu_);
-    ++stats_.evicted;
-    stats_.evicted_bytes += static_cast<uint64_t>(record.bytes);
-  }
-  return MakeRoom(bytes, {});
-}
-
-absl::Status DiskStore::WriteRecord(std::string_view name, const std::string& bytes) {
-  ASSIGN_OR_RETURN(const FolderLock lock, folder_->Lock());
-  const auto size = static_cast<int64_t>(bytes.size());
-  RETURN_IF_ERROR(MakeRecordRoom(name, size));
-  const absl::Time now = clock_->Now();
-  ASSIGN_OR_RETURN(TemporaryFile file, folder_->Create(size, now));
-  RETURN_IF_ERROR(file.Write({std::as_bytes(std::span(bytes))}));
-  return folder_->Commit(std::move(file), NameOf(name), now).status();
-}
-
-absl::Status DiskStore::PutRecord(std::string_view name, std::string_view content) {
-  RETURN_IF_ERROR(CheckRecord(name, content.size()));
-  const absl::Status status = WriteRecord(name, EncodeRecord(name, content));
-  absl::MutexLock lock(&mu_);
-  ++(status.ok() ? stats_.record_writes : stats_.write_failures);
-  return status;
-}
-
-absl::StatusOr<std::string> DiskStore::GetRecord(std::string_view name) {
-  RETURN_IF_ERROR(CheckRecord(name, 0));
-  const auto read = [&]() -> absl::StatusOr<std::string> {
-    ASSIGN_OR_RETURN(const auto reader, folder_->OpenFile(NameOf(name)));
-    return ReadRecord(*reader, name);
-  };
-  absl::StatusOr<std::string> content = read();
-  if (absl::IsNotFound(content.status())) return NotFound("no record \"%s\"", name);
-  if (!content.ok()) {
-    Failed(content.status(), NameOf(name));
-    return content;
-  }
-  folder_->Touch(NameOf(name), clock_->Now());
-  absl::MutexLock lock(&mu_);
-  ++stats_.record_reads;
-  return content;
-}
-
-absl::Status DiskStore::RemoveRecord(std::string_view name) {
-  RETURN_IF_ERROR(CheckRecord(name, 0));
-  return folder_->Remove(NameOf(name));
 }
 
 }  // namespace deltamesh

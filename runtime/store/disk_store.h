@@ -6,8 +6,12 @@
 // when its parent is still there. Files without children go first, the least valuable of them
 // (store_index.h), whoever wrote or used them.
 //
-// What is refused is removed and counted, and its name with it, except files of another model or layout:
-// they are left to whoever they belong to, count against the bound and are evicted alike.
+// A state that is refused is removed and counted, and its name with it, except files of another model, layout
+// or format: they are left to whoever they belong to, count against the bound and are evicted alike. When the
+// disk is full before the bound is reached, states go as they do at the bound.
+//
+// A record is somebody's conversation: none is ever removed here, damaged or not. Beyond the bounds on records
+// new ones are refused.
 //
 // Thread-safe. Calls marked "disk" wait for it; the others never do.
 #pragma once
@@ -24,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "runtime/base/clock.h"
+#include "runtime/store/record_file.h"
 #include "runtime/store/state_reader.h"
 #include "runtime/store/store_folder.h"
 #include "runtime/store/store_index.h"
@@ -35,9 +40,10 @@ struct DiskStoreOptions {
   std::string folder;
   int64_t bytes_max = 0;  // of all files together, those being written included
   StateIdentity identity;
-  int64_t records_max = 4096;
+  int64_t records_max = int64_t{1} << 16;
   int64_t records_bytes_max = int64_t{1} << 30;  // within bytes_max
   int64_t headers_per_scan = 4096;
+  ReserveSpace reserve = ReserveOnDisk;
 };
 
 class DiskStore {
@@ -55,18 +61,17 @@ class DiskStore {
   bool Has(const PrefixKey& key) const;
 
   // Disk. Writes what is not there yet, with all its latents that no other file has. RESOURCE_EXHAUSTED:
-  // larger than the bound, or the disk is full. `cancelled` may be null.
+  // larger than the bound, or the disk is full and nothing can go. `cancelled` may be null.
   absl::StatusOr<PutResult> Put(const StateSource& source);
   // Disk. Reads the state at target.path.back(); how many bytes. NOT_FOUND: it is gone. A refusal
   // (refusal.h): what is damaged was removed.
   absl::StatusOr<int64_t> Read(const StateTarget& target, const std::function<bool()>& cancelled);
-  // Disk. A state is of no use any more; kept when others need its latents.
-  void Remove(const PrefixKey& key);
 
-  // Disk. Records: replaced as a whole; the least recently used go when there are too many.
-  absl::Status PutRecord(std::string_view name, std::string_view content);
+  // Disk. Replaces the record as a whole unless it `stays` (null: it does not): CheckReplaceable of
+  // record_file.h. RESOURCE_EXHAUSTED: there are too many.
+  absl::Status PutRecord(std::string_view name, std::string_view content,
+                         const RecordStays& stays = nullptr);
   absl::StatusOr<std::string> GetRecord(std::string_view name);
-  absl::Status RemoveRecord(std::string_view name);
 
   // For another tier: the files of a state, root first, and their bytes (disk).
   struct File {
@@ -76,8 +81,9 @@ class DiskStore {
   std::vector<File> FilesOf(const PrefixKey& key) const;
   absl::StatusOr<std::unique_ptr<ByteReader>> OpenState(const PrefixKey& key) const;
   // States without children that rested since `before`, and the next to go when the folder is fuller than
-  // `fill` of its bound; at most `most`.
-  std::vector<PrefixKey> Resting(absl::Time before, double fill, size_t most) const;
+  // `fill` of its bound; at most `most` of those that are `wanted`.
+  std::vector<PrefixKey> Resting(absl::Time before, double fill, size_t most,
+                                 const std::function<bool(const PrefixKey&)>& wanted) const;
 
   // What can be found, as it changes.
   std::vector<StoreChange> TakeChanges();
@@ -96,13 +102,21 @@ class DiskStore {
   absl::StatusOr<PutResult> PutOnce(const StateSource& source);
   // Lists the folder and brings the indexes up to date; reads at most `headers` headers of new files.
   absl::StatusOr<std::vector<FolderEntry>> Survey(int64_t headers, bool* more);
+  // Whether an index has this very file; forgets another one of its name.
+  bool Known(const FolderEntry& entry, const PrefixKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Learn(const FolderEntry& entry, const PrefixKey& key);
   // Under the folder's lock: removes files until `bytes` more fit.
   absl::Status MakeRoom(int64_t bytes, std::span<const PrefixKey> keep);
-  absl::Status MakeRecordRoom(std::string_view name, int64_t bytes);
+  // The same, and a file for them; on a full disk states go until it fits.
+  absl::StatusOr<TemporaryFile> MakeFile(int64_t bytes, std::span<const PrefixKey> keep);
+  absl::Status CheckRecordRoom(std::string_view name, int64_t bytes) const;
   bool EvictOneState(std::span<const PrefixKey> keep, int64_t* used);
-  absl::Status WriteRecord(std::string_view name, const std::string& bytes);
-  // Counts a refusal or another failure to read `name`, and removes what is damaged.
+  absl::StatusOr<std::string> ReadRecordFile(std::string_view name) const;
+  absl::Status WriteRecord(std::string_view name, const std::string& bytes,
+                           const RecordStays& stays);
+  // Counts a refusal or another failure to read.
+  void Count(const absl::Status& status, const std::string& name);
+  // The same for a state, and removes what is damaged.
   void Failed(const absl::Status& status, const std::string& name);
 
   const DiskStoreOptions options_;

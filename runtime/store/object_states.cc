@@ -7,18 +7,13 @@
 #include "absl/strings/str_split.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
-#include "runtime/store/record_file.h"
 
 namespace deltamesh {
 namespace {
 
 constexpr std::string_view kStates = "states/";
-constexpr std::string_view kRecords = "records/";
-constexpr int kParentsMax = 4096;  // of one state
-
-std::string RecordObject(std::string_view name) {
-  return std::string(kRecords) + RecordFileName(name);
-}
+constexpr int kParentsMax = 4096;                 // of one state
+constexpr size_t kUnusableMax = size_t{1} << 16;  // names of objects that are not tried again
 
 }  // namespace
 
@@ -49,11 +44,12 @@ bool ParseObjectName(std::string_view name, StoredState* s) {
 void ObjectStates::Learn(const ObjectInfo& object) {
   StoredState state;
   if (ParseObjectName(object.name, &state)) {
+    if (unusable_.contains(object.name)) return;
     state.bytes = object.bytes;
     state.used = object.modified;
     const StoredState* known = index_.Find(state.key);
     if (known == nullptr || !index_.Complete(state.key)) index_.Add(std::move(state));
-  } else if (object.name.starts_with(kRecords)) {
+  } else if (object.name.starts_with(kRecordObjects)) {
     Record& record = records_[object.name];
     record_bytes_ += object.bytes - record.bytes;
     record = {object.bytes, std::max(record.used, object.modified)};
@@ -64,7 +60,7 @@ absl::Status ObjectStates::List() {
   ASSIGN_OR_RETURN(const auto states,
                    store_->List(std::string(kStates), options_.objects_max, nullptr));
   ASSIGN_OR_RETURN(const auto records,
-                   store_->List(std::string(kRecords), options_.objects_max, nullptr));
+                   store_->List(std::string(kRecordObjects), options_.objects_max, nullptr));
   absl::MutexLock lock(&mu_);
   absl::flat_hash_map<std::string, bool> there;
   for (const ObjectInfo& object : states) there[object.name] = true;
@@ -155,12 +151,20 @@ absl::Status ObjectStates::PutObject(const StoredState& state, ByteReader& bytes
   }
   ++stats_.writes;
   stats_.written_bytes += static_cast<uint64_t>(bytes.size());
+  unusable_.erase(ObjectNameOf(state));
   index_.Add(state);
   return absl::OkStatus();
 }
 
 absl::StatusOr<PutResult> ObjectStates::Put(const StateSource& source,
                                             const CancelCheck& cancelled) {
+  // Another worker may have put it since the last listing, below another parent: once is enough.
+  const absl::Status found = Look(source.path.back());
+  if (!found.ok() && !absl::IsNotFound(found)) {
+    absl::MutexLock lock(&mu_);
+    ++stats_.write_failures;
+    return found;
+  }
   StoreIndex::Cover cover;
   {
     absl::MutexLock lock(&mu_);
@@ -178,7 +182,8 @@ absl::StatusOr<PutResult> ObjectStates::Put(const StateSource& source,
 
 absl::Status ObjectStates::PutFile(const StoredState& file, ByteReader& bytes,
                                    const CancelCheck& cancelled) {
-  if (Has(file.key)) return absl::OkStatus();
+  const absl::Status found = Look(file.key);
+  if (found.ok() || !absl::IsNotFound(found)) return found;
   if (file.from > 0 && !Has(file.parent)) {
     return FailedPrecondition("the object of %s comes before that of its parent", file.key.Hex());
   }
@@ -228,13 +233,9 @@ absl::StatusOr<int64_t> ObjectStates::Read(const StateTarget& target,
   return read.bytes;
 }
 
-void ObjectStates::Failed(const absl::Status& status, const PrefixKey& key,
-                          const std::string& name) {
+void ObjectStates::Count(const absl::Status& status, const std::string& name) {
   const std::optional<StoreRefusal> refusal = RefusalOf(status);
-  if (refusal) {
-    LogWarning("store.refused", {{"object", name}, {"error", status.ToString()}});
-    if (!IsForeign(*refusal)) (void)store_->Remove(name);
-  }
+  if (refusal) LogWarning("store.refused", {{"object", name}, {"error", status.ToString()}});
   absl::MutexLock lock(&mu_);
   if (refusal) {
     ++stats_.refused[static_cast<size_t>(*refusal)];
@@ -243,82 +244,21 @@ void ObjectStates::Failed(const absl::Status& status, const PrefixKey& key,
   } else {
     ++stats_.read_failures;
   }
-  if (refusal || absl::IsNotFound(status)) index_.Remove(key);
 }
 
-// ---- records -------------------------------------------------------------------------------------
-
-absl::Status ObjectStates::MakeRecordRoom(const std::string& name, int64_t bytes) {
-  for (;;) {
-    std::string oldest;
-    {
-      absl::MutexLock lock(&mu_);
-      if (static_cast<int64_t>(records_.size()) < options_.records_max || records_.contains(name))
-        break;
-      const auto least = std::min_element(
-          records_.begin(), records_.end(),
-          [](const auto& a, const auto& b) { return a.second.used < b.second.used; });
-      oldest = least->first;
-      ++stats_.evicted;
-      stats_.evicted_bytes += static_cast<uint64_t>(least->second.bytes);
-      record_bytes_ -= least->second.bytes;
-      records_.erase(least);
-    }
-    RETURN_IF_ERROR(store_->Remove(oldest));
-  }
-  return MakeRoom(bytes, {});
-}
-
-absl::Status ObjectStates::PutRecord(std::string_view name, std::string_view content) {
-  RETURN_IF_ERROR(CheckRecord(name, content.size()));
-  const std::string object = RecordObject(name), encoded = EncodeRecord(name, content);
-  const auto put = [&]() -> absl::Status {
-    PiecesReader bytes({std::as_bytes(std::span(encoded))});
-    RETURN_IF_ERROR(MakeRecordRoom(object, bytes.size()));
-    return store_->Put(object, bytes, nullptr);
-  };
-  const absl::Status status = put();
+void ObjectStates::Failed(const absl::Status& status, const PrefixKey& key,
+                          const std::string& name) {
+  Count(status, name);
+  const std::optional<StoreRefusal> refusal = RefusalOf(status);
+  if (!refusal && !absl::IsNotFound(status)) return;
+  const bool remove = refusal && !IsForeign(*refusal);
+  const absl::Status removed = remove ? store_->Remove(name) : absl::OkStatus();
   absl::MutexLock lock(&mu_);
-  if (!status.ok()) {
-    ++stats_.write_failures;
-    return status;
+  // The next listing has it again.
+  if (refusal && (!remove || !removed.ok()) && unusable_.size() < kUnusableMax) {
+    unusable_.insert(name);
   }
-  ++stats_.record_writes;
-  Learn({object, static_cast<int64_t>(encoded.size()), clock_->Now()});
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> ObjectStates::GetRecord(std::string_view name) {
-  RETURN_IF_ERROR(CheckRecord(name, 0));
-  const std::string object = RecordObject(name);
-  const auto read = [&]() -> absl::StatusOr<std::string> {
-    ASSIGN_OR_RETURN(const auto reader, store_->Open(object, -1, nullptr));
-    return ReadRecord(*reader, name);
-  };
-  absl::StatusOr<std::string> content = read();
-  if (absl::IsNotFound(content.status())) return NotFound("no record \"%s\"", name);
-  if (!content.ok()) {
-    Failed(content.status(), PrefixKey(), object);
-    return content;
-  }
-  absl::MutexLock lock(&mu_);
-  ++stats_.record_reads;
-  if (const auto known = records_.find(object); known != records_.end()) {
-    known->second.used = clock_->Now();
-  }
-  return content;
-}
-
-absl::Status ObjectStates::RemoveRecord(std::string_view name) {
-  RETURN_IF_ERROR(CheckRecord(name, 0));
-  const std::string object = RecordObject(name);
-  RETURN_IF_ERROR(store_->Remove(object));
-  absl::MutexLock lock(&mu_);
-  if (const auto known = records_.find(object); known != records_.end()) {
-    record_bytes_ -= known->second.bytes;
-    records_.erase(known);
-  }
-  return absl::OkStatus();
+  index_.Remove(key);
 }
 
 }  // namespace deltamesh

@@ -10,6 +10,9 @@
 // therefore holds but for what others put since the last listing. Eviction removes what has no children, the
 // least valuable first; last use is when an object was put, or read by this process.
 //
+// A state that is refused is removed, unless it is of another model, layout or format: then it is left, and not
+// tried again. A record is never removed; beyond the bound on records new ones are refused.
+//
 // Find and stats are thread-safe; everything else blocks and belongs to one thread.
 #pragma once
 
@@ -20,10 +23,13 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "runtime/base/clock.h"
 #include "runtime/store/object_store.h"
+#include "runtime/store/record_file.h"
 #include "runtime/store/state_reader.h"
 #include "runtime/store/store_index.h"
 #include "runtime/store/store_types.h"
@@ -57,9 +63,10 @@ class ObjectStates {
   absl::Status PutFile(const StoredState& state, ByteReader& file, const CancelCheck& cancelled);
   absl::StatusOr<int64_t> Read(const StateTarget& target, const CancelCheck& cancelled);
 
-  absl::Status PutRecord(std::string_view name, std::string_view content);
+  // Replaces the record as a whole unless it `stays` (null: it does not): CheckReplaceable of record_file.h.
+  absl::Status PutRecord(std::string_view name, std::string_view content,
+                         const RecordStays& stays = nullptr);
   absl::StatusOr<std::string> GetRecord(std::string_view name);
-  absl::Status RemoveRecord(std::string_view name);
 
   StoreStats stats() const;
 
@@ -71,8 +78,12 @@ class ObjectStates {
 
   void Learn(const ObjectInfo& object) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status MakeRoom(int64_t bytes, std::span<const PrefixKey> keep);
-  absl::Status MakeRecordRoom(const std::string& name, int64_t bytes);
+  absl::Status MakeRecordRoom(const std::string& object, int64_t bytes);
+  absl::StatusOr<std::string> ReadRecordObject(std::string_view name);
   absl::Status PutObject(const StoredState& state, ByteReader& bytes, const CancelCheck& cancelled);
+  // Counts a refusal or another failure to read.
+  void Count(const absl::Status& status, const std::string& name);
+  // The same for a state, and removes what is damaged.
   void Failed(const absl::Status& status, const PrefixKey& key, const std::string& name);
 
   const ObjectStatesOptions options_;
@@ -81,11 +92,14 @@ class ObjectStates {
 
   mutable absl::Mutex mu_;
   StoreIndex index_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<std::string> unusable_ ABSL_GUARDED_BY(mu_);
   // By file name; their bytes count as those of states do.
   absl::flat_hash_map<std::string, Record> records_ ABSL_GUARDED_BY(mu_);
   int64_t record_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   StoreStats stats_ ABSL_GUARDED_BY(mu_);
 };
+
+inline constexpr std::string_view kRecordObjects = "records/";
 
 // The name of a state's object, and what a name tells; false when it is none.
 std::string ObjectNameOf(const StoredState& state);

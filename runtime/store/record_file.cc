@@ -132,4 +132,19 @@ absl::StatusOr<std::string> ReadRecord(ByteReader& reader, std::string_view name
   return content;
 }
 
+absl::Status CheckReplaceable(std::string_view name, const absl::StatusOr<std::string>& there,
+                              const RecordStays& stays) {
+  if (there.ok()) {
+    if (stays == nullptr || !stays(*there)) return absl::OkStatus();
+    return Aborted("record \"%s\": a newer one is stored", name);
+  }
+  if (absl::IsNotFound(there.status())) return absl::OkStatus();
+  const std::optional<StoreRefusal> refusal = RefusalOf(there.status());
+  if (!refusal) return there.status();
+  if (!IsForeign(*refusal)) return absl::OkStatus();
+  return FailedPrecondition(
+      "record \"%s\": what is stored is of another format (%s); it is left as it is", name,
+      ToStd(there.status().message()));
+}
+
 }  // namespace deltamesh

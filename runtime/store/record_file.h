@@ -8,6 +8,7 @@
 //    32  the name, then the content
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -18,6 +19,9 @@
 namespace deltamesh {
 
 inline constexpr uint32_t kRecordFileVersion = 1;
+
+// Asked with the content that a record is about to replace; true: that one stays.
+using RecordStays = std::function<bool(std::string_view there)>;
 
 // INVALID_ARGUMENT when the name or the content is too long, or the name empty.
 absl::Status CheckRecord(std::string_view name, size_t content_bytes);
@@ -30,5 +34,9 @@ std::string RecordNameOf(std::string_view file_name);
 std::string EncodeRecord(std::string_view name, std::string_view content);
 // Refuses by name what is not the record `name`.
 absl::StatusOr<std::string> ReadRecord(ByteReader& reader, std::string_view name);
+// Whether what was read in place of `name` (or why it was not) may be replaced: what is damaged may,
+// FAILED_PRECONDITION for one of another format, ABORTED for one that `stays`, other errors as they are.
+absl::Status CheckReplaceable(std::string_view name, const absl::StatusOr<std::string>& there,
+                              const RecordStays& stays);
 
 }  // namespace deltamesh

@@ -15,7 +15,7 @@ namespace deltamesh {
 enum class StoreRefusal : uint8_t {
   kTruncated,      // ends before its content does, or goes on after it
   kBadMagic,       // no file of ours
-  kBadVersion,     // of another format
+  kBadVersion,     // of another format; whoever reads that one may use it
   kBadHeader,      // the header's checksum
   kBadContent,     // the content's checksum
   kWrongName,      // holds another prefix or record than its name says
@@ -49,9 +49,11 @@ inline std::optional<StoreRefusal> RefusalOf(const absl::Status& status) {
   return std::nullopt;
 }
 
-// Another model's files are not ours to remove; everything else that is refused is worth nothing to anyone.
+// Files of another model, layout or format are not ours to remove; a state that is refused otherwise is worth
+// nothing to anyone.
 inline bool IsForeign(StoreRefusal reason) {
-  return reason == StoreRefusal::kForeignModel || reason == StoreRefusal::kForeignLayout;
+  return reason == StoreRefusal::kForeignModel || reason == StoreRefusal::kForeignLayout ||
+         reason == StoreRefusal::kBadVersion;
 }
 
 }  // namespace deltamesh

@@ -38,6 +38,15 @@ boost::property_tree::ptree Xml(const std::string& text) {
   return tree;
 }
 
+// An address without what could be a password in it: for messages.
+std::string WithoutUser(std::string_view url) {
+  const size_t scheme = url.find("://");
+  const size_t host = scheme == std::string_view::npos ? 0 : scheme + 3;
+  const size_t user_end = url.rfind('@', url.find('/', host));
+  if (user_end == std::string_view::npos || user_end < host) return std::string(url);
+  return std::string(url.substr(0, host)) + std::string(url.substr(user_end + 1));
+}
+
 bool WorthARetry(long code) {
   return code == 408 || code == 429 || code == 500 || code == 502 || code == 503 || code == 504;
 }
@@ -59,7 +68,8 @@ absl::StatusOr<S3Options> ParseS3(std::string_view url,
                                   const std::function<std::string(const char*)>& variable) {
   const auto bad = [&](const char* what) {
     return InvalidArgument(
-        "--store-s3: \"%s\" %s; use http://host:port/bucket or .../bucket/prefix", url, what);
+        "--store-s3: \"%s\" %s; use http://host:port/bucket or .../bucket/prefix", WithoutUser(url),
+        what);
   };
   S3Options options;
   const size_t scheme = url.find("://");
@@ -71,7 +81,7 @@ absl::StatusOr<S3Options> ParseS3(std::string_view url,
   if (host_end == std::string_view::npos || host_end == scheme + 3) return bad("names no bucket");
   options.server = url.substr(0, host_end);
   if (options.server.find('@') != std::string::npos)
-    return bad("holds credentials, which belong elsewhere");
+    return bad("came with a user or password, which belong in the environment");
   std::string_view rest = url.substr(host_end + 1);
   const size_t bucket_end = std::min(rest.find('/'), rest.size());
   options.bucket = rest.substr(0, bucket_end);
@@ -107,13 +117,14 @@ struct S3Client::Call {
   ByteReader* body = nullptr;                       // of a PUT
   int64_t range_begin = -1, range_end = -1;         // of a GET, the end excluded
   std::span<const std::span<std::byte>> into = {};  // where a range goes; else the answer is text
+  size_t text_max = kTextMax;                       // bytes of it
 
   // While it runs.
   int64_t sent = 0;
   absl::Status body_status;
   size_t piece = 0, offset = 0;
   int64_t received = 0;
-  bool ok_answer = false;  // so that an error's text does not land in `into`
+  bool text_full = false;
   std::string text;
   const CancelCheck* cancelled = nullptr;
   CURL* curl = nullptr;
@@ -121,6 +132,7 @@ struct S3Client::Call {
   void Begin() {
     sent = received = 0;
     piece = offset = 0;
+    text_full = false;
     text.clear();
     body_status = absl::OkStatus();
   }
@@ -161,7 +173,8 @@ size_t Receive(char* from, size_t size, size_t count, void* user) {
   long code = 0;
   curl_easy_getinfo(call.curl, CURLINFO_RESPONSE_CODE, &code);
   if (call.into.empty() || code / 100 != 2) {
-    if (call.text.size() + left > kTextMax) return 0;
+    call.text_full = call.text.size() + left > call.text_max;
+    if (call.text_full) return 0;
     call.text.append(from, left);
     return size * count;
   }
@@ -208,10 +221,7 @@ std::string S3Client::UrlOf(const std::string& name) const {
   return absl::StrFormat("%s/%s/%s%s", options_.server, options_.bucket, options_.prefix, name);
 }
 
-absl::StatusOr<S3Client::Reply> S3Client::Try(Call& call, const CancelCheck& cancelled) {
-  call.Begin();
-  call.cancelled = &cancelled;
-  call.curl = curl_;
+S3Client::Headers S3Client::Prepare(Call& call) {
   curl_easy_reset(curl_);
   const auto set = [this](CURLoption option, auto value) {
     curl_easy_setopt(curl_, option, value);
@@ -232,11 +242,10 @@ absl::StatusOr<S3Client::Reply> S3Client::Try(Call& call, const CancelCheck& can
     headers =
         curl_slist_append(headers, ("x-amz-security-token: " + options_.session_token).c_str());
   }
-  std::string range;
   switch (call.method) {
     case Call::kGet:
       if (call.range_begin >= 0) {
-        range = absl::StrFormat("%d-%d", call.range_begin, call.range_end - 1);
+        const std::string range = absl::StrFormat("%d-%d", call.range_begin, call.range_end - 1);
         bytes = call.range_end - call.range_begin;
         set(CURLOPT_RANGE, range.c_str());
       }
@@ -269,11 +278,21 @@ absl::StatusOr<S3Client::Reply> S3Client::Try(Call& call, const CancelCheck& can
       options_.call_max + absl::Seconds(static_cast<double>(bytes) /
                                         static_cast<double>(options_.bytes_per_second_min));
   set(CURLOPT_TIMEOUT_MS, static_cast<long>(absl::ToInt64Milliseconds(limit)));
+  return Headers(headers, &curl_slist_free_all);
+}
+
+absl::StatusOr<S3Client::Reply> S3Client::Try(Call& call, const CancelCheck& cancelled) {
+  call.Begin();
+  call.cancelled = &cancelled;
+  call.curl = curl_;
+  const Headers headers = Prepare(call);
   const CURLcode code = curl_easy_perform(curl_);
-  curl_slist_free_all(headers);
   if (code == CURLE_ABORTED_BY_CALLBACK) {
     if (!call.body_status.ok()) return call.body_status;
     return Cancelled("%s: nobody waits for it", call.doing);
+  }
+  if (call.text_full) {
+    return ResourceExhausted("%s: more than %d bytes came", call.doing, call.text_max);
   }
   if (code != CURLE_OK) return Unavailable("%s: %s", call.doing, curl_easy_strerror(code));
   Reply reply;
@@ -363,6 +382,17 @@ absl::Status S3Client::Put(const std::string& name, ByteReader& body,
   return Do(call, cancelled).status();
 }
 
+absl::StatusOr<std::string> S3Client::Get(const std::string& name, int64_t bytes_max,
+                                          const CancelCheck& cancelled) {
+  Call call;
+  call.method = Call::kGet;
+  call.url = UrlOf(name);
+  call.doing = "get " + name;
+  call.text_max = static_cast<size_t>(bytes_max);
+  ASSIGN_OR_RETURN(Reply reply, Do(call, cancelled));
+  return std::move(reply.text);
+}
+
 absl::StatusOr<std::unique_ptr<ByteReader>> S3Client::Open(const std::string& name, int64_t bytes,
                                                            const CancelCheck& cancelled) {
   if (bytes < 0) {
@@ -372,6 +402,7 @@ absl::StatusOr<std::unique_ptr<ByteReader>> S3Client::Open(const std::string& na
     call.doing = "look at " + name;
     ASSIGN_OR_RETURN(const Reply reply, Do(call, cancelled));
     bytes = reply.length;
+    if (bytes < 0) return Unavailable("%s: the answer does not tell its length", call.doing);
   }
   return std::make_unique<Reader>(this, name, bytes, cancelled);
 }

@@ -52,6 +52,8 @@ class S3Client final : public ObjectStore {
 
   absl::Status Put(const std::string& name, ByteReader& body,
                    const CancelCheck& cancelled) override;
+  absl::StatusOr<std::string> Get(const std::string& name, int64_t bytes_max,
+                                  const CancelCheck& cancelled) override;
   absl::StatusOr<std::unique_ptr<ByteReader>> Open(const std::string& name, int64_t bytes,
                                                    const CancelCheck& cancelled) override;
   absl::StatusOr<std::vector<ObjectInfo>> List(const std::string& prefix, int64_t most,
@@ -70,6 +72,9 @@ class S3Client final : public ObjectStore {
       : options_(std::move(options)), clock_(clock), curl_(curl) {}
   // Retries; the reply of the last try. NOT_FOUND and other refusals come as a status.
   absl::StatusOr<Reply> Do(Call& call, const CancelCheck& cancelled);
+  // Sets the handle up for a call; the headers must live until it ends.
+  using Headers = std::unique_ptr<curl_slist, void (*)(curl_slist*)>;
+  Headers Prepare(Call& call);
   absl::StatusOr<Reply> Try(Call& call, const CancelCheck& cancelled);
   std::string UrlOf(const std::string& name) const;
 

@@ -13,6 +13,7 @@ static_assert(std::endian::native == std::endian::little, "files are little-endi
 
 constexpr char kMagic[] = "DMSTATE\n";
 constexpr int64_t kFixedBytes = 160;
+constexpr int64_t kStateBlocksMax = int64_t{1} << 40;
 constexpr int64_t kFirstRead = int64_t{64} << 10;  // most headers whole
 
 int64_t Padded(int64_t bytes) { return (bytes + 7) / 8 * 8; }
@@ -84,9 +85,11 @@ absl::StatusOr<StateHeader> Parse(std::span<const std::byte> bytes, int64_t size
   }
   const auto model_bytes = in.Take<uint32_t>();
   h.slab_checksum = in.Take<uint32_t>();
-  const int64_t owned = h.blocks - h.from;
-  if (h.blocks < 1 || h.from < 0 || owned < 0 || owned > kStateHeaderBytesMax ||
-      kind >= kSnapshotKinds ||
+  // Before any difference or product of them is formed.
+  const bool in_range = h.blocks >= 1 && h.from >= 0 && h.from <= h.blocks &&
+                        h.blocks <= kStateBlocksMax && model_bytes <= bytes.size();
+  const int64_t owned = in_range ? h.blocks - h.from : 0;
+  if (!in_range || owned > kStateHeaderBytesMax || kind >= kSnapshotKinds ||
       HeaderBytes(model_bytes, owned) != static_cast<int64_t>(bytes.size())) {
     return Refused(StoreRefusal::kBadHeader, "blocks %d to %d, kind %d, %d bytes of header", h.from,
                    h.blocks, kind, bytes.size());

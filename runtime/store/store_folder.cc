@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "absl/strings/cord.h"
 #include "runtime/base/status.h"
 
 namespace deltamesh {
@@ -17,6 +18,8 @@ namespace {
 
 constexpr char kLockName[] = "lock";
 constexpr char kTemporary[] = ".writing-";
+constexpr mode_t kFileMode = 0600, kFolderMode = 0700;
+constexpr char kDiskFull[] = "deltamesh/disk-full";  // of a status
 
 // One file that stays open, so that it can be read to its end when its name is gone.
 class FileReader final : public ByteReader {
@@ -61,7 +64,11 @@ absl::Status ErrnoStatus(int error, const std::string& doing) {
   const std::string text = absl::StrFormat("%s: %s", doing, std::strerror(error));
   switch (error) {
     case ENOSPC:
-    case EDQUOT:
+    case EDQUOT: {
+      absl::Status full = ResourceExhausted("%s; free some of the disk or lower --store-gib", text);
+      full.SetPayload(kDiskFull, absl::Cord());
+      return full;
+    }
     case EFBIG:
       return ResourceExhausted("%s; free some of the disk or lower --store-gib", text);
     case ENOENT:
@@ -74,6 +81,15 @@ absl::Status ErrnoStatus(int error, const std::string& doing) {
     default:
       return Internal("%s", text);
   }
+}
+
+bool IsDiskFull(const absl::Status& status) { return status.GetPayload(kDiskFull).has_value(); }
+
+// A file system that cannot reserve still counts the bytes.
+int ReserveOnDisk(int fd, int64_t bytes) {
+  if (fallocate(fd, 0, 0, bytes) == 0) return 0;
+  if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
+  return ftruncate(fd, bytes) == 0 ? 0 : errno;
 }
 
 FolderLock::~FolderLock() {
@@ -101,11 +117,13 @@ absl::Status TemporaryFile::Write(const BytePieces& pieces) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<StoreFolder>> StoreFolder::Open(std::string path) {
+absl::StatusOr<std::unique_ptr<StoreFolder>> StoreFolder::Open(std::string path,
+                                                               ReserveSpace reserve) {
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     const std::string part = path.substr(0, end);
     struct stat found;
-    if (stat(part.c_str(), &found) != 0 && mkdir(part.c_str(), 0777) != 0 && errno != EEXIST) {
+    if (stat(part.c_str(), &found) != 0 && mkdir(part.c_str(), kFolderMode) != 0 &&
+        errno != EEXIST) {
       return ErrnoStatus(errno, "make the folder " + part);
     }
     if (end == std::string::npos) break;
@@ -114,12 +132,12 @@ absl::StatusOr<std::unique_ptr<StoreFolder>> StoreFolder::Open(std::string path)
   if (stat(path.c_str(), &found) != 0 || !S_ISDIR(found.st_mode)) {
     return FailedPrecondition("--store-dir: %s is not a folder; name one", path);
   }
-  return std::unique_ptr<StoreFolder>(new StoreFolder(std::move(path)));
+  return std::unique_ptr<StoreFolder>(new StoreFolder(std::move(path), std::move(reserve)));
 }
 
 absl::StatusOr<FolderLock> StoreFolder::Lock() const {
   const std::string path = PathOf(kLockName);
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kFileMode);
   if (fd < 0) return ErrnoStatus(errno, "open " + path);
   FolderLock lock(fd);
   while (flock(fd, LOCK_EX) != 0) {
@@ -132,15 +150,13 @@ absl::StatusOr<TemporaryFile> StoreFolder::Create(int64_t bytes, absl::Time now)
   static std::atomic<uint64_t> next{0};
   const std::string path = PathOf(absl::StrFormat("%s%d-%d-%d", kTemporary, getpid(),
                                                   absl::ToUnixNanos(now), next.fetch_add(1)));
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kFileMode);
   if (fd < 0) return ErrnoStatus(errno, "make " + path);
   TemporaryFile file(path, fd);
   if (flock(fd, LOCK_EX | LOCK_NB) != 0) return ErrnoStatus(errno, "lock " + path);
-  // Space that is not there shows now, not half way; a file system that cannot reserve still counts it.
-  if (fallocate(fd, 0, 0, bytes) != 0) {
-    if (errno != EOPNOTSUPP && errno != ENOSYS) return ErrnoStatus(errno, "reserve " + path);
-    if (ftruncate(fd, bytes) != 0) return ErrnoStatus(errno, "reserve " + path);
-  }
+  // Space that is not there shows now, not half way.
+  if (const int error = reserve_(fd, bytes); error != 0)
+    return ErrnoStatus(error, "reserve " + path);
   return file;
 }
 

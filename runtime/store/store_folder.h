@@ -7,10 +7,13 @@
 // A writer holds its temporary file locked while it lives, so a temporary file that can be locked was left
 // by a crash.
 //
+// What is made here only its user may read: prompts and conversations lie in it.
+//
 // Thread-safe, but for FolderLock and TemporaryFile, which belong to one thread.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +27,12 @@ namespace deltamesh {
 // Full disk RESOURCE_EXHAUSTED, no such file NOT_FOUND, no permission or read-only FAILED_PRECONDITION,
 // others INTERNAL. `doing` names the action and the file.
 absl::Status ErrnoStatus(int error, const std::string& doing);
+// Whether a status of ErrnoStatus says that the disk, or a user's share of it, is full: less on it would help.
+bool IsDiskFull(const absl::Status& status);
+
+// Reserves `bytes` for a new file; 0 or an errno.
+using ReserveSpace = std::function<int(int fd, int64_t bytes)>;
+int ReserveOnDisk(int fd, int64_t bytes);
 
 struct FolderEntry {
   std::string name;
@@ -65,7 +74,8 @@ class TemporaryFile {
 class StoreFolder {
  public:
   // Makes the folder when it is not there.
-  static absl::StatusOr<std::unique_ptr<StoreFolder>> Open(std::string path);
+  static absl::StatusOr<std::unique_ptr<StoreFolder>> Open(std::string path,
+                                                           ReserveSpace reserve = ReserveOnDisk);
 
   // Waits for other processes, which hold it for moments only.
   absl::StatusOr<FolderLock> Lock() const;
@@ -91,10 +101,12 @@ class StoreFolder {
   const std::string& path() const { return path_; }
 
  private:
-  explicit StoreFolder(std::string path) : path_(std::move(path)) {}
+  StoreFolder(std::string path, ReserveSpace reserve)
+      : path_(std::move(path)), reserve_(std::move(reserve)) {}
   std::string PathOf(const std::string& name) const { return path_ + "/" + name; }
 
   const std::string path_;
+  const ReserveSpace reserve_;
 };
 
 }  // namespace deltamesh

@@ -32,8 +32,10 @@ class SessionStore {
   virtual void Suspend(uint64_t ticket, std::span<const PrefixKey> path) = 0;
   // Brings the deepest state along `path` into memory. OK with no blocks when there is none.
   virtual void Load(uint64_t ticket, std::span<const PrefixKey> path) = 0;
+  // The content is a serialised mesh::SessionRecord. ABORTED: a newer one is stored.
   virtual void PutRecord(uint64_t ticket, const std::string& name, std::string content) = 0;
-  // NOT_FOUND: there is none. DATA_LOSS: it is damaged.
+  // The newest of all tiers'. NOT_FOUND: no tier has one. DATA_LOSS: it is damaged. FAILED_PRECONDITION: it is
+  // of another format. UNAVAILABLE: a tier could not be asked, and no other has one.
   virtual void GetRecord(uint64_t ticket, const std::string& name) = 0;
   // What ended since the last call.
   virtual std::vector<SessionStoreDone> TakeDone() = 0;

@@ -91,6 +91,7 @@ void StateTier::Poll(absl::Time now) {
   check_at_ = now + options_.check_every;
   WriteDue(now);
   UploadDue(now);
+  SendRecords(now);
 }
 
 void StateTier::RunIo() {
@@ -210,24 +211,22 @@ bool StateTier::Write(std::vector<PrefixKey> path, StoreTier to, bool urgent, Wr
 void StateTier::UploadDue(absl::Time now) {
   if (disk_ == nullptr || objects_ == nullptr || uploading_ || now < upload_at_) return;
   // The disk is left a margin: what goes next should be up before it has to go.
-  for (const PrefixKey& key :
-       disk_->Resting(now - options_.upload_after, options_.nearly_full, size_t{1} << 12)) {
-    if (objects_->Has(key)) continue;
-    uploading_ = true;
-    Upload(key, /*urgent=*/false, [this](const absl::Status& status, int64_t) {
-      uploading_ = false;
-      if (status.ok()) {
-        check_at_ = absl::InfinitePast();  // the next one
-      } else {
-        upload_at_ = now_ + options_.retry_after;
-      }
-    });
-    if (!uploading_) ++counts_.no_room;
-    return;
-  }
+  const std::vector<PrefixKey> next =
+      disk_->Resting(now - options_.upload_after, options_.nearly_full, 1,
+                     [this](const PrefixKey& key) { return !objects_->Has(key); });
+  if (next.empty()) return;
+  uploading_ = Upload(next.front(), /*urgent=*/false, [this](const absl::Status& status, int64_t) {
+    uploading_ = false;
+    if (status.ok()) {
+      check_at_ = absl::InfinitePast();  // the next one
+    } else {
+      upload_at_ = now_ + options_.retry_after;
+    }
+  });
+  if (!uploading_) ++counts_.no_room;
 }
 
-void StateTier::Upload(const PrefixKey& key, bool urgent, Written written) {
+bool StateTier::Upload(const PrefixKey& key, bool urgent, Written written) {
   IoQueue::Work work = [this, key, written]() -> IoQueue::Finish {
     const absl::StatusOr<int64_t> bytes =
         UploadFiles(key, [this] { return object_queue_->stopping(); });
@@ -238,11 +237,9 @@ void StateTier::Upload(const PrefixKey& key, bool urgent, Written written) {
       written(status, sent);
     };
   };
-  if (urgent) {
-    object_queue_->PushUrgent(0, std::move(work));
-  } else {
-    object_queue_->Push(0, std::move(work));
-  }
+  if (!urgent) return object_queue_->Push(0, std::move(work));
+  object_queue_->PushUrgent(0, std::move(work));
+  return true;
 }
 
 absl::StatusOr<int64_t> StateTier::UploadFiles(const PrefixKey& key, const CancelCheck& cancelled) {
@@ -252,7 +249,7 @@ absl::StatusOr<int64_t> StateTier::UploadFiles(const PrefixKey& key, const Cance
   for (const DiskStore::File& file : files) {
     if (objects_->Has(file.key)) continue;
     ASSIGN_OR_RETURN(const std::unique_ptr<ByteReader> bytes, disk_->OpenState(file.key));
-    // A damaged file must not spread.
+    // Whoever reads it checks its content; here that is only what its name will say.
     ASSIGN_OR_RETURN(const StateHeader header, ReadStateHeader(*bytes));
     if (header.key != file.key || header.from != file.state.from) {
       return NotFound("the state at %s was written anew", file.key.Hex());
@@ -270,10 +267,11 @@ int64_t StateTier::ReadBytes(int64_t blocks, int64_t have) const {
   return layout.snapshot_bytes() + std::max<int64_t>(0, blocks - have) * layout.block_bytes();
 }
 
-StateTier::Deepest StateTier::FindBelow(std::span<const PrefixKey> path) const {
+StateTier::Deepest StateTier::FindBelow(std::span<const PrefixKey> path,
+                                        const std::array<bool, kStoreTiers>& skip) const {
   Deepest deepest;
-  if (disk_ != nullptr) deepest.match = disk_->Find(path);
-  if (objects_ == nullptr) return deepest;
+  if (disk_ != nullptr && !skip[0]) deepest.match = disk_->Find(path);
+  if (objects_ == nullptr || skip[1]) return deepest;
   const StoreMatch match = objects_->Find(path);
   if (match.snapshot > deepest.match.snapshot) deepest = {StoreTier::kObjects, match};
   return deepest;

@@ -11,6 +11,10 @@
 //                            would go next; a suspended session at once. Without a disk: from memory.
 //   disk, object store -> memory    for a prompt, when that is quicker than computing; for a session
 //
+// Records of sessions go to the disk, so that they are safe, and to the object store, where every worker finds
+// them; one that could not be sent is sent later. The newest counts, and an older one replaces none. While the
+// object store does not answer, the disk's is taken for the newest.
+//
 // Belongs to the thread that owns the engine, like PrefixCache.
 #pragma once
 
@@ -19,6 +23,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -95,8 +100,6 @@ class StateTier final : public SessionStore {
   void PutRecord(uint64_t ticket, const std::string& name, std::string content) override;
   void GetRecord(uint64_t ticket, const std::string& name) override;
   std::vector<SessionStoreDone> TakeDone() override { return std::exchange(done_, {}); }
-  // Not answered.
-  void RemoveRecord(const std::string& name);
 
   // ---- what others see ----
 
@@ -123,6 +126,16 @@ class StateTier final : public SessionStore {
     uint64_t no_room = 0;    // writes that found the queue full
     uint64_t uploads_failed = 0;
   };
+  using Contents = std::array<absl::StatusOr<std::string>, kStoreTiers>;
+  // A state being resumed.
+  struct Resuming {
+    uint64_t ticket = 0;
+    std::vector<PrefixKey> path;
+    bool looked = false;                   // in the bucket
+    int tries = 0;                         // of reading
+    absl::Status failed;                   // the last of them that was no refusal
+    std::array<bool, kStoreTiers> skip{};  // a tier that failed so
+  };
   static void AddSeries(MetricList& list, const Counts& counts,
                         const std::array<StoreStats, kStoreTiers>& stats,
                         const std::array<int64_t, kStoreTiers>& queued);
@@ -143,7 +156,8 @@ class StateTier final : public SessionStore {
   bool Write(std::vector<PrefixKey> path, StoreTier to, bool urgent, Written written);
   void UploadDue(absl::Time now);
   // Copies a state's files from the disk to the object store, parents first.
-  void Upload(const PrefixKey& key, bool urgent, Written written);
+  // False when the queue is full.
+  bool Upload(const PrefixKey& key, bool urgent, Written written);
   absl::StatusOr<int64_t> UploadFiles(const PrefixKey& key, const CancelCheck& cancelled);
 
   // ---- reading ----
@@ -157,8 +171,16 @@ class StateTier final : public SessionStore {
     StoreTier tier = StoreTier::kDisk;
     StoreMatch match;
   };
-  Deepest FindBelow(std::span<const PrefixKey> path) const;
-  void Resume(uint64_t ticket, std::vector<PrefixKey> path, bool looked);
+  Deepest FindBelow(std::span<const PrefixKey> path,
+                    const std::array<bool, kStoreTiers>& skip = {}) const;
+  void Resume(Resuming resuming);
+  void EndResume(const Resuming& resuming, int64_t bytes, const char* tier);
+
+  // ---- records ----
+  void EndGetRecord(uint64_t ticket, const std::string& name, Contents contents);
+  // The disk's is to be in the object store too.
+  void SendLater(const std::string& name);
+  void SendRecords(absl::Time now);
 
   void Scan(absl::Time now);
   void Answer(SessionStoreDone done) { done_.push_back(std::move(done)); }
@@ -172,7 +194,10 @@ class StateTier final : public SessionStore {
              list_at_ = absl::InfinitePast();
   // A tier that failed is left alone for a while.
   absl::Time write_at_ = absl::InfinitePast(), upload_at_ = absl::InfinitePast();
-  bool scanning_ = false, listing_ = false, uploading_ = false;
+  bool scanning_ = false, listing_ = false, uploading_ = false, sending_ = false;
+  // Names of records whose newest content may be on disk only; and when to try again.
+  std::set<std::string> unsent_;
+  absl::Time send_at_ = absl::InfinitePast();
   absl::flat_hash_set<PrefixKey> writing_;
   absl::flat_hash_map<PrefixKey, std::shared_ptr<Reading>> loading_;
   int64_t reading_ = 0;

@@ -4,8 +4,13 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
+
+#include "runtime/base/crc32c.h"
 #include "runtime/base/log.h"
 #include "tests/unit/store/store_fixture.h"
 
@@ -31,6 +36,7 @@ class DiskStoreTest : public ::testing::Test {
     options.folder = folder_.path + "/a/b";
     options.bytes_max = bytes_max;
     options.identity = identity_;
+    options.reserve = reserve_;
     options.records_max = 5;
     options.records_bytes_max = 2000;
     auto store = DiskStore::Open(options, &clock_);
@@ -70,6 +76,7 @@ class DiskStoreTest : public ::testing::Test {
   TestFolder folder_;
   SteppedClock clock_;
   StateIdentity identity_ = TinyIdentity();
+  ReserveSpace reserve_ = ReserveOnDisk;
 };
 
 TEST_F(DiskStoreTest, StatesAreFoundAgainByAnotherProcess) {
@@ -132,7 +139,6 @@ TEST_F(DiskStoreTest, DamageIsFoundAtStartWhenItIsInAHeader) {
   Put(*OpenStore(), path);
   std::string bytes = ReadFile(FileOf(path.back()));
   const std::pair<size_t, StoreRefusal> flips[] = {{0, StoreRefusal::kBadMagic},
-                                                   {8, StoreRefusal::kBadVersion},
                                                    {50, StoreRefusal::kBadHeader},
                                                    {170, StoreRefusal::kBadHeader}};
   for (const auto& [at, reason] : flips) {
@@ -151,6 +157,39 @@ TEST_F(DiskStoreTest, DamageIsFoundAtStartWhenItIsInAHeader) {
   WriteFile(FileOf(path.back()), bytes.substr(0, bytes.size() - 1));
   store->Scan();
   EXPECT_EQ(store->stats().refused[static_cast<size_t>(StoreRefusal::kTruncated)], 1u);
+}
+
+// Files of another format or layout are whoever's who reads them: counted, left, and not looked at again.
+TEST_F(DiskStoreTest, OtherVersionsAreLeftAlone) {
+  const auto path = TestPath(3, 3), other = TestPath(4, 3);
+  {
+    auto store = OpenStore();
+    Put(*store, path);
+    Put(*store, other);
+  }
+  std::string bytes = ReadFile(FileOf(path.back()));
+  bytes[8] = 2;  // the format's version
+  WriteFile(FileOf(path.back()), bytes);
+  bytes = ReadFile(FileOf(other.back()));
+  ++bytes[88];  // the layout's version
+  uint32_t header;
+  std::memcpy(&header, bytes.data() + 12, 4);
+  const uint32_t sum = Crc32c(std::as_bytes(std::span(bytes).first(header - 4)));
+  std::memcpy(bytes.data() + header - 4, &sum, 4);
+  WriteFile(FileOf(other.back()), bytes);
+  auto store = OpenStore();
+  store->Scan();
+  EXPECT_EQ(store->stats().refused[static_cast<size_t>(StoreRefusal::kBadVersion)], 1u);
+  EXPECT_EQ(store->stats().refused[static_cast<size_t>(StoreRefusal::kForeignLayout)], 1u);
+  for (const auto& p : {path, other}) {
+    EXPECT_EQ(store->Find(p).snapshot, 0);
+    EXPECT_TRUE(fs::exists(FileOf(p.back())));
+  }
+  // They count, and make room in their turn.
+  auto small = OpenStore(FolderBytes() + 100);
+  clock_.now += absl::Hours(1);
+  Put(*small, TestPath(20, 3));
+  EXPECT_EQ(fs::exists(FileOf(path.back())) + fs::exists(FileOf(other.back())), 1);
 }
 
 // A damaged parent makes its children useless until it is written again.
@@ -234,35 +273,79 @@ TEST_F(DiskStoreTest, LeftoversOfACrashAreSweptAndThoseOfTheLivingAreNot) {
   EXPECT_EQ(FolderBytes(), 0);
 }
 
-TEST_F(DiskStoreTest, RecordsAreKeptWithinTheirBounds) {
+TEST_F(DiskStoreTest, RecordsAreReplacedAndNeverRemoved) {
   auto store = OpenStore();
   EXPECT_EQ(store->GetRecord("a").status().code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(store->PutRecord("tenant/a", "one").ok());
   ASSERT_TRUE(store->PutRecord("tenant/a", "two").ok());
   EXPECT_EQ(*OpenStore()->GetRecord("tenant/a"), "two");
-  ASSERT_TRUE(store->RemoveRecord("tenant/a").ok());
-  ASSERT_TRUE(store->RemoveRecord("tenant/a").ok());
-  EXPECT_FALSE(store->GetRecord("tenant/a").ok());
-  for (int i = 0; i < 7; ++i) {
-    ASSERT_TRUE(store->PutRecord(std::to_string(i), "x").ok());
-    clock_.now += absl::Seconds(1);
-    EXPECT_EQ(store->GetRecord("2").ok(), i >= 2);  // it is used
-    clock_.now += absl::Seconds(1);
-  }
-  for (int i = 0; i < 7; ++i)
-    EXPECT_EQ(store->GetRecord(std::to_string(i)).ok(), i == 2 || i >= 3) << i;
-  ASSERT_TRUE(store->PutRecord("large", std::string(1500, 'x')).ok());
-  ASSERT_TRUE(store->PutRecord("other", std::string(1500, 'x')).ok());
-  EXPECT_FALSE(store->GetRecord("large").ok());
-  EXPECT_EQ(store->PutRecord("huge", std::string(3000, 'x')).code(),
-            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(store->PutRecord("tenant/a", "x", [](std::string_view c) { return c == "two"; }).code(),
+            absl::StatusCode::kAborted);
+  for (int i = 1; i < 5; ++i) ASSERT_TRUE(store->PutRecord(std::to_string(i), "x").ok());
+  // The sixth is one too many; those that are there may change.
+  const absl::Status full = store->PutRecord("5", "x");
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(full.message().find("--store-records"), std::string::npos);
+  EXPECT_TRUE(store->PutRecord("4", "y").ok());
+  EXPECT_EQ(*store->GetRecord("tenant/a"), "two");
+  EXPECT_TRUE(store->PutRecord("4", std::string(1500, 'x')).ok());
+  EXPECT_EQ(store->PutRecord("3", std::string(1500, 'x')).code(),
+            absl::StatusCode::kResourceExhausted);  // bytes
   EXPECT_EQ(store->PutRecord("", "x").code(), absl::StatusCode::kInvalidArgument);
-  const std::string file = folder_.path + "/a/b/other.record";
-  std::string bytes = ReadFile(file);
+
+  const std::string file = folder_.path + "/a/b/1.record", good = ReadFile(file);
+  std::string bytes = good;
   bytes.back() ^= 1;
   WriteFile(file, bytes);
-  EXPECT_EQ(*RefusalOf(store->GetRecord("other").status()), StoreRefusal::kBadContent);
-  EXPECT_FALSE(fs::exists(file));
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_EQ(*RefusalOf(store->GetRecord("1").status()), StoreRefusal::kBadContent);
+  }
+  EXPECT_EQ(ReadFile(file), bytes);
+  bytes = good;
+  bytes[8] = 2;  // the format's version
+  WriteFile(file, bytes);
+  EXPECT_EQ(*RefusalOf(store->GetRecord("1").status()), StoreRefusal::kBadVersion);
+  EXPECT_EQ(store->PutRecord("1", "new").code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReadFile(file), bytes);
+  WriteFile(file, good);
+  EXPECT_EQ(*store->GetRecord("1"), "x");
+}
+
+TEST_F(DiskStoreTest, OnlyItsUserMayReadIt) {
+  const mode_t before = umask(0);
+  auto store = OpenStore();
+  Put(*store, TestPath(1, 2));
+  ASSERT_TRUE(store->PutRecord("r", "x").ok());
+  umask(before);
+  const fs::perms others = fs::perms::group_all | fs::perms::others_all;
+  EXPECT_EQ(fs::status(folder_.path + "/a/b").permissions() & others, fs::perms::none);
+  int files = 0;
+  for (const auto& entry : fs::directory_iterator(folder_.path + "/a/b")) {
+    EXPECT_EQ(entry.status().permissions() & others, fs::perms::none) << entry.path();
+    ++files;
+  }
+  EXPECT_EQ(files, 3);  // and the lock
+}
+
+// Somebody else filled the disk before the bound was reached: old states go, as they would at the bound.
+TEST_F(DiskStoreTest, AFullDiskIsMadeRoomOn) {
+  int64_t disk_bytes = int64_t{1} << 20;
+  reserve_ = [&](int fd, int64_t bytes) {
+    return FolderBytes() + bytes > disk_bytes ? ENOSPC : ReserveOnDisk(fd, bytes);
+  };
+  auto store = OpenStore();
+  for (uint64_t i = 0; i < 4; ++i) Put(*store, TestPath(i, 3));
+  disk_bytes = FolderBytes();
+  Put(*store, TestPath(9, 3));
+  EXPECT_EQ(store->Find(TestPath(0, 3)).snapshot, 0);
+  EXPECT_EQ(store->Find(TestPath(1, 3)).snapshot, 3);
+  EXPECT_TRUE(Read(*store, TestPath(9, 3)).ok());
+  EXPECT_EQ(store->stats().bytes, FolderBytes());
+  EXPECT_TRUE(store->PutRecord("r", "x").ok());
+  disk_bytes = 0;
+  EXPECT_EQ(store->PutRecord("s", "x").code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(store->Everything().size(), 0u);
+  EXPECT_EQ(*store->GetRecord("r"), "x");
 }
 
 // A file that may not grow stands for a disk that is full: the write ends half way.
@@ -298,6 +381,10 @@ TEST_F(DiskStoreTest, AFolderThatCannotBeWrittenIsReadAndSaysSo) {
   bytes.back() ^= 1;
   WriteFile(FileOf(damaged.back()), bytes);
   fs::permissions(folder_.path, fs::perms(0755));
+  fs::permissions(folder_.path + "/a", fs::perms(0755));
+  for (const auto& entry : fs::directory_iterator(folder_.path + "/a/b")) {
+    fs::permissions(entry.path(), fs::perms(0444));  // made for one user, opened to others by hand
+  }
   fs::permissions(folder_.path + "/a/b", fs::perms(0555));
   ASSERT_TRUE(geteuid() != 0 || seteuid(65534) == 0);
   {

@@ -45,6 +45,26 @@ std::string NameOf(const absl::Status& status) {
   return refusal ? std::string(StoreRefusalName(*refusal)) : status.ToString();
 }
 
+// Numbers that a right checksum covers and no sum may be made of.
+TEST(StateFileTest, ImpossibleNumbersAreRefused) {
+  const TestState state(TestPath(1, 5));
+  const std::string good = FileOf(state, 3, state.path[2]);
+  for (const auto& [blocks, from] : {std::pair{INT64_MAX, INT64_MIN},
+                                     {INT64_MAX, int64_t{0}},
+                                     {int64_t{5}, INT64_MIN},
+                                     {INT64_MIN, INT64_MAX}}) {
+    std::string bad = good;
+    std::memcpy(bad.data() + 24, &blocks, 8);
+    std::memcpy(bad.data() + 32, &from, 8);
+    uint32_t header;
+    std::memcpy(&header, bad.data() + 12, 4);
+    const uint32_t sum = Crc32c(std::as_bytes(std::span(bad).first(header - 4)));
+    std::memcpy(bad.data() + header - 4, &sum, 4);
+    PiecesReader reader({std::as_bytes(std::span(bad))});
+    EXPECT_EQ(NameOf(ReadStateHeader(reader).status()), "bad_header") << blocks << " " << from;
+  }
+}
+
 TEST(StateFileTest, WhatIsWrittenIsRead) {
   const TestState state(TestPath(1, 5));
   const std::string file = FileOf(state, 3, state.path[2]);

@@ -300,10 +300,6 @@ TEST_P(StateTierTest, SessionsGoDownAndComeBack) {
   EXPECT_EQ(t.cache->Find(path).snapshot, 5);
   EXPECT_EQ(t.Run(prompt), t.Cold(prompt));
   EXPECT_EQ(t.restored, 320);
-  t.tier->RemoveRecord("session");
-  t.Settle();
-  t.tier->GetRecord(8, "session");
-  EXPECT_EQ(t.Done().status.code(), absl::StatusCode::kNotFound);
 }
 
 TEST(IoQueueTest, UrgentWorkGoesFirstAndRoomIsBounded) {

@@ -1,0 +1,147 @@
+// What a StateTier does for the records of sessions.
+#include <algorithm>
+#include <utility>
+
+#include "deltamesh/mesh/session.pb.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status.h"
+#include "services/worker/state_tier.h"
+
+namespace deltamesh {
+namespace {
+
+constexpr size_t kUnsentMax = 4096;  // records whose sending is tried again
+
+// Later suspensions have larger ones; 0 for what is no record.
+uint64_t StampOf(std::string_view content) {
+  mesh::SessionRecord record;
+  const bool parsed = record.ParseFromArray(content.data(), static_cast<int>(content.size()));
+  return parsed ? record.suspended_unix_ns() : 0;
+}
+
+RecordStays NewerThan(uint64_t stamp) {
+  return [stamp](std::string_view there) { return StampOf(there) > stamp; };
+}
+
+// As those who ask need to know it: none, worth nothing, not ours to read, or not known.
+absl::Status AskerStatus(const absl::Status& status, const char* tier) {
+  if (status.ok() || absl::IsNotFound(status) || absl::IsInvalidArgument(status)) return status;
+  const std::optional<StoreRefusal> refusal = RefusalOf(status);
+  if (!refusal) {
+    return Unavailable("the %s could not be read (%s); call again", tier, status.ToString());
+  }
+  return IsForeign(*refusal) ? FailedPrecondition("%s: %s", tier, MessageOf(status)) : status;
+}
+
+// The worse of two ways not to have a record: what is not known may be there.
+absl::Status Worse(const absl::Status& a, const absl::Status& b) {
+  if (absl::IsUnavailable(a) || absl::IsNotFound(b)) return a;
+  return absl::IsUnavailable(b) || absl::IsNotFound(a) ? b : a;
+}
+
+}  // namespace
+
+// On the disk first, so that it is safe; then where every worker finds it.
+void StateTier::PutRecord(uint64_t ticket, const std::string& name, std::string content) {
+  const auto bytes = static_cast<int64_t>(content.size());
+  auto text = std::make_shared<const std::string>(std::move(content));
+  const RecordStays stays = NewerThan(StampOf(*text));
+  const auto answer = [this, ticket, bytes](const absl::Status& status, const char* tier) {
+    SessionStoreDone done;
+    done.ticket = ticket;
+    done.status = status;
+    if (status.ok()) {
+      done.bytes = static_cast<uint64_t>(bytes);
+      done.tier = tier;
+    }
+    Answer(std::move(done));
+  };
+  const auto to_objects = [this, name, text, bytes, stays, answer](const absl::Status& on_disk) {
+    if (objects_ == nullptr || absl::IsAborted(on_disk)) return answer(on_disk, "disk");
+    object_queue_->PushUrgent(bytes, [=, this]() -> IoQueue::Finish {
+      return [this, name, answer, on_disk, status = objects_->PutRecord(name, *text, stays)] {
+        if (status.ok() || absl::IsAborted(status) || !on_disk.ok()) {
+          return answer(status, "object store");
+        }
+        LogWarning("store.record", {{"record", name}, {"error", status.ToString()}});
+        SendLater(name);
+        answer(on_disk, "disk");
+      };
+    });
+  };
+  if (disk_ == nullptr) return to_objects(Unavailable("there is no disk"));
+  disk_queue_->PushUrgent(bytes, [this, name, text, stays, to_objects]() -> IoQueue::Finish {
+    return [to_objects, status = disk_->PutRecord(name, *text, stays)] { to_objects(status); };
+  });
+}
+
+// Both tiers are read: another worker may have written a newer one to the object store, and this one may not
+// have reached it with what is on disk.
+void StateTier::GetRecord(uint64_t ticket, const std::string& name) {
+  auto contents = std::make_shared<Contents>();
+  contents->fill(absl::NotFoundError("there is no such tier"));
+  const auto waiting = std::make_shared<int>((disk_ != nullptr) + (objects_ != nullptr));
+  const auto read = [=, this](size_t tier, absl::StatusOr<std::string> content) {
+    (*contents)[tier] = std::move(content);
+    if (--*waiting == 0) EndGetRecord(ticket, name, std::move(*contents));
+  };
+  if (disk_ != nullptr) {
+    disk_queue_->PushUrgent(0, [this, name, read]() -> IoQueue::Finish {
+      return [read, content = disk_->GetRecord(name)] { read(0, content); };
+    });
+  }
+  if (objects_ != nullptr) {
+    object_queue_->PushUrgent(0, [this, name, read]() -> IoQueue::Finish {
+      return [read, content = objects_->GetRecord(name)] { read(1, content); };
+    });
+  }
+}
+
+void StateTier::EndGetRecord(uint64_t ticket, const std::string& name, Contents contents) {
+  auto& [disk, objects] = contents;
+  SessionStoreDone done;
+  done.ticket = ticket;
+  if (!disk.ok() && !objects.ok()) {
+    done.status =
+        Worse(AskerStatus(disk.status(), "disk"), AskerStatus(objects.status(), "object store"));
+    return Answer(std::move(done));
+  }
+  const bool disk_is_newer = disk.ok() && (!objects.ok() || StampOf(*disk) > StampOf(*objects));
+  if (disk_is_newer && objects_ != nullptr) SendLater(name);
+  done.content = *std::move(disk_is_newer ? disk : objects);
+  done.bytes = done.content.size();
+  done.tier = disk_is_newer ? "disk" : "object store";
+  Answer(std::move(done));
+}
+
+void StateTier::SendLater(const std::string& name) {
+  if (unsent_.size() < kUnsentMax) unsent_.insert(name);
+}
+
+void StateTier::SendRecords(absl::Time now) {
+  if (objects_ == nullptr || disk_ == nullptr || sending_ || unsent_.empty() || now < send_at_) {
+    return;
+  }
+  sending_ = true;
+  object_queue_->PushUrgent(0, [this, name = *unsent_.begin()]() -> IoQueue::Finish {
+    const auto send = [&]() -> absl::Status {
+      ASSIGN_OR_RETURN(const std::string content, disk_->GetRecord(name));
+      return objects_->PutRecord(name, content, NewerThan(StampOf(content)));
+    };
+    return [this, name, status = send()] {
+      sending_ = false;
+      // ABORTED: a newer one is there by now. What can never be sent is given up until it is read again.
+      if (absl::IsUnavailable(status) || absl::IsResourceExhausted(status)) {
+        ++counts_.uploads_failed;
+        send_at_ = now_ + options_.retry_after;
+        return;
+      }
+      if (!status.ok() && !absl::IsAborted(status)) {
+        LogWarning("store.record", {{"record", name}, {"error", status.ToString()}});
+      }
+      unsent_.erase(name);
+    };
+  });
+}
+
+}  // namespace deltamesh

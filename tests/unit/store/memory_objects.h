@@ -1,0 +1,72 @@
+// A bucket in memory that workers of a test share, and that can be made to fail.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "runtime/base/status.h"
+#include "runtime/store/object_store.h"
+
+namespace deltamesh::testing {
+
+struct MemoryBucket {
+  std::map<std::string, std::string> objects;
+  std::string refuses;  // calls of names that begin so; "": all, with `down`
+  bool down = false;
+  int64_t calls = 0;
+};
+
+class MemoryObjects final : public ObjectStore {
+ public:
+  explicit MemoryObjects(MemoryBucket* bucket) : bucket_(bucket) {}
+
+  absl::Status Put(const std::string& name, ByteReader& body, const CancelCheck&) override {
+    RETURN_IF_ERROR(Asked(name));
+    std::string bytes(static_cast<size_t>(body.size()), 0);
+    RETURN_IF_ERROR(body.ReadOne(0, std::as_writable_bytes(std::span(bytes))));
+    bucket_->objects[name] = std::move(bytes);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::string> Get(const std::string& name, int64_t, const CancelCheck&) override {
+    RETURN_IF_ERROR(Asked(name));
+    const auto found = bucket_->objects.find(name);
+    if (found == bucket_->objects.end()) return NotFound("get %s", name);
+    return found->second;
+  }
+  absl::StatusOr<std::unique_ptr<ByteReader>> Open(const std::string& name, int64_t,
+                                                   const CancelCheck&) override {
+    RETURN_IF_ERROR(Asked(name));
+    const auto found = bucket_->objects.find(name);
+    if (found == bucket_->objects.end()) return NotFound("get %s", name);
+    return std::make_unique<PiecesReader>(BytePieces{std::as_bytes(std::span(found->second))});
+  }
+  absl::StatusOr<std::vector<ObjectInfo>> List(const std::string& prefix, int64_t,
+                                               const CancelCheck&) override {
+    if (bucket_->down && bucket_->refuses.empty()) return Unavailable("list: down");
+    std::vector<ObjectInfo> out;
+    for (const auto& [name, bytes] : bucket_->objects) {
+      if (name.starts_with(prefix)) {
+        out.push_back({name, static_cast<int64_t>(bytes.size()), absl::FromUnixSeconds(1)});
+      }
+    }
+    return out;
+  }
+  absl::Status Remove(const std::string& name) override {
+    RETURN_IF_ERROR(Asked(name));
+    bucket_->objects.erase(name);
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Asked(const std::string& name) const {
+    ++bucket_->calls;
+    if (!bucket_->down || !name.starts_with(bucket_->refuses)) return absl::OkStatus();
+    return Unavailable("%s: answer 503", name);
+  }
+
+  MemoryBucket* const bucket_;
+};
+
+}  // namespace deltamesh::testing

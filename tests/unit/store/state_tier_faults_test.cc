@@ -1,0 +1,207 @@
+// Sessions over tiers that fail: nothing older is taken for the newest, what is not known is not called
+// absent, and nothing is tried for ever.
+#include <gtest/gtest.h>
+
+#include "deltamesh/mesh/session.pb.h"
+#include "runtime/base/log.h"
+#include "tests/unit/store/memory_objects.h"
+#include "tests/unit/store/tier_fixture.h"
+
+namespace deltamesh {
+namespace {
+
+using testing::MemoryBucket;
+using testing::MemoryObjects;
+using testing::RandomPrompt;
+using testing::TestFolder;
+using testing::TieredEngine;
+
+constexpr char kFamily[] = "kimi_linear_tiny";
+
+class StateTierFaultsTest : public ::testing::Test {
+ protected:
+  void SetUp() override { InitLog("test", LogLevel::kError); }
+
+  std::unique_ptr<TieredEngine> Engine(const char* folder) {
+    const std::string path = folder == nullptr ? "" : folder_.path + "/" + folder;
+    return std::make_unique<TieredEngine>(kFamily, path, std::make_unique<MemoryObjects>(&bucket_));
+  }
+  static std::string Record(uint64_t stamp) {
+    mesh::SessionRecord record;
+    record.set_suspended_unix_ns(stamp);
+    return record.SerializeAsString();
+  }
+  static uint64_t StampOf(const SessionStoreDone& done) {
+    mesh::SessionRecord record;
+    EXPECT_TRUE(record.ParseFromString(done.content));
+    return record.suspended_unix_ns();
+  }
+  static SessionStoreDone Put(TieredEngine& t, uint64_t stamp) {
+    t.tier->PutRecord(1, "s", Record(stamp));
+    return t.Done();
+  }
+  static SessionStoreDone Get(TieredEngine& t) {
+    t.tier->GetRecord(1, "s");
+    return t.Done();
+  }
+
+  MemoryBucket bucket_;
+  TestFolder folder_;
+};
+
+TEST_F(StateTierFaultsTest, AnOlderRecordInTheBucketDoesNotHideANewerOneOnDisk) {
+  auto t = Engine("one");
+  EXPECT_EQ(Put(*t, 10).tier, "object store");
+  bucket_.down = true;
+  bucket_.refuses = "records/";
+  EXPECT_EQ(Put(*t, 20).tier, "disk");
+  bucket_.down = false;
+  EXPECT_EQ(StampOf(Get(*t)), 20u);
+  // It is sent by itself, so another machine has it too.
+  t->Settle(absl::Seconds(11));
+  t->Settle(absl::Seconds(2));
+  EXPECT_EQ(StampOf(Get(*Engine("other"))), 20u);
+  // The other way round.
+  auto other = Engine("other");
+  EXPECT_EQ(Put(*other, 30).tier, "object store");
+  EXPECT_EQ(StampOf(Get(*t)), 30u);
+}
+
+TEST_F(StateTierFaultsTest, AnOlderRecordReplacesNone) {
+  auto t = Engine("one"), other = Engine("other");
+  EXPECT_TRUE(Put(*t, 20).status.ok());
+  EXPECT_EQ(Put(*t, 10).status.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(Put(*other, 15).status.code(), absl::StatusCode::kAborted);
+  EXPECT_TRUE(Put(*t, 20).status.ok());
+  EXPECT_EQ(StampOf(Get(*other)), 20u);
+}
+
+TEST_F(StateTierFaultsTest, ABucketThatDoesNotAnswerIsNotAnAbsentSession) {
+  auto t = Engine("one");
+  auto alone = Engine(nullptr);
+  EXPECT_EQ(Get(*t).status.code(), absl::StatusCode::kNotFound);
+  bucket_.down = true;
+  EXPECT_EQ(Get(*t).status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Get(*alone).status.code(), absl::StatusCode::kUnavailable);
+  bucket_.down = false;
+  EXPECT_TRUE(Put(*alone, 5).status.ok());
+  EXPECT_EQ(StampOf(Get(*t)), 5u);
+}
+
+TEST_F(StateTierFaultsTest, ADamagedOrForeignRecordStaysAndIsNamed) {
+  auto t = Engine(nullptr);
+  EXPECT_TRUE(Put(*t, 5).status.ok());
+  std::string& object = bucket_.objects.at("records/s");
+  const std::string good = object;
+  object.back() ^= 1;
+  EXPECT_EQ(Get(*t).status.code(), absl::StatusCode::kDataLoss);
+  object = good;
+  object[8] = 2;  // the format's version
+  EXPECT_EQ(Get(*t).status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Put(*t, 6).status.code(), absl::StatusCode::kFailedPrecondition);
+  bucket_.objects["records/s"] = good;
+  EXPECT_EQ(StampOf(Get(*t)), 5u);
+}
+
+TEST_F(StateTierFaultsTest, AStateThatCannotBeReadEndsAResume) {
+  const auto prompt = RandomPrompt(4, 330, testing::kVocab);
+  const auto path = TieredEngine::PathOf(prompt);
+  {
+    auto t = Engine("one");
+    t->Run(prompt);
+    t->tier->Suspend(1, path);
+    EXPECT_EQ(t->Done().tier, "object store");
+  }
+  auto alone = Engine(nullptr);
+  bucket_.down = true;
+  bucket_.refuses = "states/";
+  const int64_t before = bucket_.calls;
+  alone->tier->Load(2, path);
+  EXPECT_EQ(alone->Done().status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_LT(bucket_.calls - before, 10);
+  bucket_.down = false;
+  alone->tier->Load(3, path);
+  SessionStoreDone done = alone->Done();
+  EXPECT_TRUE(done.status.ok()) << done.status;
+  EXPECT_EQ(done.blocks, 5);
+  // A disk that has it too does not need the bucket.
+  auto one = Engine("one");
+  bucket_.down = true;
+  one->tier->Load(4, path);
+  done = one->Done();
+  EXPECT_EQ(done.blocks, 5);
+  EXPECT_EQ(done.tier, "disk");
+}
+
+// A session over a bucket alone: down, up on another worker, and on with the bits of a cold run.
+TEST_F(StateTierFaultsTest, WithoutAnyDiskASessionMovesToo) {
+  const auto prompt = RandomPrompt(6, 330, testing::kVocab);
+  const auto path = TieredEngine::PathOf(prompt);
+  {
+    auto t = Engine(nullptr);
+    t->Run(prompt);
+    t->tier->Suspend(1, path);
+    const SessionStoreDone done = t->Done();
+    EXPECT_EQ(done.blocks, 5);
+    EXPECT_EQ(done.tier, "object store");
+    EXPECT_EQ(t->cache->Find(path).snapshot, 0);
+    EXPECT_EQ(Put(*t, 7).tier, "object store");
+  }
+  auto t = Engine(nullptr);
+  EXPECT_EQ(StampOf(Get(*t)), 7u);
+  t->tier->Load(2, path);
+  EXPECT_EQ(t->Done().blocks, 5);
+  EXPECT_EQ(t->Run(prompt), t->Cold(prompt));
+  EXPECT_EQ(t->restored, 320);
+}
+
+// Two workers with the same state and no disk: one object.
+TEST_F(StateTierFaultsTest, AStateIsPutOnce) {
+  const auto prompt = RandomPrompt(7, 330, testing::kVocab);
+  const auto path = TieredEngine::PathOf(prompt);
+  auto one = Engine(nullptr), other = Engine(nullptr);
+  one->Run({prompt.begin(), prompt.begin() + 200});
+  one->tier->Suspend(1, {path.begin(), path.begin() + 3});
+  one->Done();
+  for (TieredEngine* t : {one.get(), other.get()}) {
+    t->Run(prompt);
+    t->tier->Suspend(2, path);
+    EXPECT_EQ(t->Done().blocks, 5);
+  }
+  EXPECT_EQ(bucket_.objects.size(), 2u);
+}
+
+// More states rest above than one look at the disk finds: each gets its turn.
+TEST_F(StateTierFaultsTest, AllThatRestsIsUploadedInTheEnd) {
+  StateTierOptions options;
+  options.write_after = absl::Seconds(2);
+  options.upload_after = absl::Seconds(20);
+  TieredEngine t(kFamily, folder_.path, std::make_unique<MemoryObjects>(&bucket_), options);
+  for (uint64_t i = 0; i < 5; ++i) t.Run(RandomPrompt(20 + i, 70, testing::kVocab), 1);
+  t.Settle(absl::Seconds(5));
+  EXPECT_EQ(t.Metric("store_states", "disk"), 5);
+  for (int i = 0; i < 10; ++i) t.Settle(absl::Seconds(10));
+  EXPECT_EQ(t.Metric("store_states", "object_store"), 5);
+}
+
+// The queue is full when something is due: it is tried again, and not thought to be under way for ever.
+TEST_F(StateTierFaultsTest, AnUploadThatFoundNoRoomIsTriedAgain) {
+  StateTierOptions options;
+  options.write_after = absl::Seconds(2);
+  options.upload_after = absl::Seconds(5);
+  options.queue_bytes_max = -1;  // takes nothing that is not urgent while something is queued
+  TieredEngine t(kFamily, folder_.path, std::make_unique<MemoryObjects>(&bucket_), options);
+  t.Run(RandomPrompt(20, 70, testing::kVocab), 1);
+  t.Settle(absl::Seconds(3));
+  ASSERT_EQ(t.Metric("store_states", "disk"), 1);
+  t.clock.now += absl::Seconds(10);
+  t.tier->PutRecord(1, "s", Record(1));  // disk first,
+  t.tier->RunIo();
+  t.tier->Poll(t.clock.now);  // then it waits for the bucket, with the upload that is due
+  EXPECT_GE(t.Metric("store_unwritten_total", "queue"), 1);
+  for (int i = 0; i < 3; ++i) t.Settle(absl::Seconds(10));
+  EXPECT_EQ(t.Metric("store_states", "object_store"), 1);
+}
+
+}  // namespace
+}  // namespace deltamesh
