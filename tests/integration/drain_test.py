@@ -110,7 +110,7 @@ class DrainTest(unittest.TestCase):
 
     def test_what_is_not_over_within_the_bound_is_told_so(self):
         self.start("--drain-seconds=0.5")
-        running = self.begin(800)
+        running = self.begin(1800)
         self.mesh.router.child.send_signal(signal.SIGTERM)
         asked = time.monotonic()
         self.assertEqual(self.mesh.router.child.wait(10), 0)
