@@ -82,7 +82,7 @@ class Dialogues(unittest.TestCase):
         for messages, _ in self.some(150, budget=700):
             before = ""
             for m in messages:
-                if m["role"] == "assistant" and m["content"] not in dialogues.READY + [dialogues.NO_TEXT]:
+                if m["role"] == "assistant" and m["content"] not in (dialogues.READY, dialogues.NO_TEXT):
                     shown = set(re.findall(r"[\w.:-]*\w", before.lower()))
                     for word in re.findall(r"[\w.:-]*\w", m["content"]):
                         if (
@@ -101,14 +101,14 @@ class Dialogues(unittest.TestCase):
             out.update(re.findall(r"\w+", answer))
         for group in dialogues.GROUPS:
             for wordings in group.values():
-                out.update(re.findall(r"\w+", wordings[3]))
+                out.update(re.findall(r"\w+", wordings[2]))
         for tool in dialogues.TOOLS.values():
             out.update(re.findall(r"\w+", tool[6]))
         return out | {"I", "The", "Project", "Team", "Plan", "In"}
 
     def test_evaluation_shares_no_name_with_training(self):
         rng = random.Random(1)
-        for make in (words.made_up, words.name, words.code):
+        for make in (words.made_up, words.name, words.code, words.coined):
             trained = {make(rng, False).lower() for _ in range(2000)}
             held = {make(rng, True).lower() for _ in range(2000)}
             self.assertFalse(trained & held)

@@ -59,7 +59,7 @@ def lost(tokenizer, rng, messages, thinking):
     turns = [
         i
         for i, m in enumerate(messages)
-        if m["role"] == "assistant" and m["content"] not in dialogues.READY
+        if m["role"] == "assistant" and m["content"] != dialogues.READY
     ]
     if not turns or messages[turns[0]]["content"] == dialogues.NO_TEXT:
         return None
@@ -72,13 +72,14 @@ def lost(tokenizer, rng, messages, thinking):
     return changed, len(ids)
 
 
-def sample(tokenizer, rng, held, length, phase_one=False, losing=0.0):
+def sample(tokenizer, rng, held, length, phase_one=False, losing=0.0, fresh=True):
     """One dialogue of at most `length` tokens: ids, which of them the model writes, and where its state is
     lost (tokens before that answer) or None. None instead of all if it came out too long."""
-    messages, tools = dialogues.dialogue(rng, held, tokenizer.cost, length - 24, phase_one)
+    messages, tools = dialogues.dialogue(rng, held, tokenizer.cost, length - 24, phase_one, fresh)
     thinking, at = rng.random() < 0.5, None
     ids, mine = tokenizer.render(messages, tools, thinking)
-    while len(ids) > length and len(messages) > 3 and not tools:  # the last question goes
+    asked = lambda: sum(m["role"] == "assistant" and m["content"] != dialogues.READY for m in messages)
+    while len(ids) > length and asked() > 1 and not tools:  # the last question goes
         messages = messages[:-2]
         ids, mine = tokenizer.render(messages, tools, thinking)
     if rng.random() < losing and not tools:
@@ -93,7 +94,7 @@ def row(tokenizer, rng, held, length, phase_one, losing):
     """Dialogues one after the other, the longest first; what went before is an older conversation."""
     ids, mine, resets, failed = [], [], [], 0
     while length - len(ids) > SHORTEST and failed < 6:
-        more = sample(tokenizer, rng, held, length - len(ids), phase_one, losing)
+        more = sample(tokenizer, rng, held, length - len(ids), phase_one, losing, not ids)
         if more is None:
             failed += 1
             continue

@@ -9,7 +9,7 @@ import dataclasses
 
 import words
 
-READY = ["I have read it. What do you want to know?", "Thank you. What is your question?"]
+READY = "I have read it. What do you want to know?"
 UNKNOWN = "The text does not say."
 NO_TEXT = "I have no text to read."  # also what a model is to say that has lost its state
 
@@ -33,112 +33,98 @@ def _a(word):
     return ("an " if word[0] in "aeiou" else "a ") + word
 
 
-# relation: (wordings, questions by subject, questions by value or None, answer, value maker)
+# relation: (wordings, questions, answer, value maker). Every wording says the subject before the value: a
+# model of this size finds what follows a name, and hardly what stands before it.
 PEOPLE = {
     "city": (
         ["{s} lives in {v}.", "{s} has a house in {v}.", "The home of {s} is in {v}."],
         ["Where does {s} live?", "In which city does {s} live?"],
-        ["Who lives in {v}?"],
         "{s} lives in {v}.",
         lambda r, h: words.name(r, h),
     ),
     "job": (
         ["{s} works as {a}.", "{s} is {a}.", "By trade {s} is {a}."],
         ["What is the job of {s}?", "What does {s} work as?"],
-        None,
         "{s} works as {a}.",
-        lambda r, h: words.pick(r, words.JOBS, h),
+        lambda r, h: words.pick_or_coin(r, words.JOBS, h),
     ),
     "age": (
         ["{s} is {v} years old.", "The age of {s} is {v}."],
         ["How old is {s}?", "What is the age of {s}?"],
-        None,
         "{s} is {v} years old.",
         lambda r, h: words.number(r, h, 11, 99),
     ),
     "food": (
         ["{s} likes {v} best.", "The favourite food of {s} is {v}."],
         ["What does {s} like best?", "What is the favourite food of {s}?"],
-        None,
         "{s} likes {v} best.",
-        lambda r, h: words.pick(r, words.FOODS, h),
+        lambda r, h: words.pick_or_coin(r, words.FOODS, h),
     ),
     "number": (
         ["The phone number of {s} is {v}.", "{s} can be called at {v}."],
         ["What is the phone number of {s}?"],
-        ["Whose phone number is {v}?"],
         "The phone number of {s} is {v}.",
-        lambda r, h: words.number(r, h, 1000, 999999),
+        lambda r, h: words.number(r, h, 1000, 9999),
     ),
     "room": (
-        ["{s} sits in room {v}.", "Room {v} is used by {s}."],
+        ["{s} sits in room {v}.", "{s} uses room {v}."],
         ["In which room does {s} sit?"],
-        ["Who sits in room {v}?"],
         "{s} sits in room {v}.",
         lambda r, h: words.code(r, h),
     ),
     "friend": (
         ["{s} is a friend of {v}.", "{s} often visits {v}."],
         ["Who is a friend of {s}?", "Who does {s} know?"],
-        None,
         "{s} is a friend of {v}.",
         lambda r, h: words.name(r, h),
     ),
     "date": (
         ["{s} arrives on {v}.", "We expect {s} on {v}."],
         ["When does {s} arrive?"],
-        None,
         "{s} arrives on {v}.",
         lambda r, h: words.date(r),
     ),
     "meeting": (
         ["The meeting with {s} is at {v}.", "We meet {s} at {v}."],
         ["When is the meeting with {s}?", "At what time do we meet {s}?"],
-        None,
         "The meeting with {s} is at {v}.",
         lambda r, h: words.clock(r),
     ),
 }
 THINGS = {
     "place": (
-        ["{s} is in the {v}.", "{s} was left in the {v}.", "In the {v} there is {s}."],
+        ["{s} is in the {v}.", "{s} was left in the {v}.", "{s} stands in the {v}."],
         ["Where is {s}?", "In which room is {s}?"],
-        None,
         "{s} is in the {v}.",
-        lambda r, h: words.pick(r, words.PLACES, h),
+        lambda r, h: words.pick_or_coin(r, words.PLACES, h),
     ),
     "colour": (
         ["{s} is {v}.", "The colour of {s} is {v}.", "{s} was painted {v}."],
         ["What colour is {s}?", "What is the colour of {s}?"],
-        None,
         "{s} is {v}.",
-        lambda r, h: words.pick(r, words.COLOURS, h),
+        lambda r, h: words.pick_or_coin(r, words.COLOURS, h),
     ),
     "owner": (
-        ["{s} belongs to {v}.", "{v} owns {s}."],
+        ["{s} belongs to {v}.", "{s} is the property of {v}."],
         ["Who owns {s}?", "To whom does {s} belong?"],
-        ["What does {v} own?"],
         "{s} belongs to {v}.",
         lambda r, h: words.name(r, h),
     ),
     "price": (
         ["{s} costs {v} coins.", "The price of {s} is {v} coins."],
         ["How much does {s} cost?", "What is the price of {s}?"],
-        None,
         "{s} costs {v} coins.",
         lambda r, h: words.number(r, h, 2, 999),
     ),
     "weight": (
         ["{s} weighs {v} kilos.", "The weight of {s} is {v} kilos."],
         ["How heavy is {s}?", "What does {s} weigh?"],
-        None,
         "{s} weighs {v} kilos.",
         lambda r, h: words.number(r, h, 2, 999),
     ),
     "origin": (
         ["{s} comes from {v}.", "{s} was made in {v}."],
         ["Where does {s} come from?"],
-        ["What comes from {v}?"],
         "{s} comes from {v}.",
         lambda r, h: words.name(r, h),
     ),
@@ -147,37 +133,32 @@ PROJECTS = {
     "code": (
         ["The code of {s} is {v}.", "{s} has the code {v}."],
         ["What is the code of {s}?"],
-        ["Which one has the code {v}?"],
         "The code of {s} is {v}.",
         lambda r, h: words.code(r, h),
     ),
     "lead": (
-        ["{s} is led by {v}.", "{v} leads {s}."],
+        ["{s} is led by {v}.", "{s} is in the hands of {v}."],
         ["Who leads {s}?"],
-        ["What does {v} lead?"],
         "{s} is led by {v}.",
         lambda r, h: words.name(r, h),
     ),
     "due": (
         ["{s} is due on {v}.", "{s} must be ready on {v}."],
         ["When is {s} due?"],
-        None,
         "{s} is due on {v}.",
         lambda r, h: words.date(r),
     ),
     "password": (
         ["The password of {s} is {v}.", "To open {s}, say {v}."],
         ["What is the password of {s}?"],
-        None,
         "The password of {s} is {v}.",
         lambda r, h: words.made_up(r, h),
     ),
     "budget": (
         ["The budget of {s} is {v}.", "{s} may spend {v}."],
         ["What is the budget of {s}?"],
-        None,
         "The budget of {s} is {v}.",
-        lambda r, h: words.number(r, h, 100, 99999),
+        lambda r, h: words.number(r, h, 100, 9999),
     ),
 }
 GROUPS = [PEOPLE, THINGS, PROJECTS]
@@ -188,9 +169,9 @@ def _subject(rng, held, group):
         return words.person(rng, held)
     if group is THINGS:
         noun = words.pick(rng, words.NOUNS, held)
-        return "the " + (
-            words.pick(rng, words.ADJECTIVES, held) + " " + noun if rng.random() < 0.7 else noun
-        )
+        if rng.random() < 0.5:
+            return "the " + noun + " of " + words.name(rng, held)
+        return "the " + words.pick(rng, words.ADJECTIVES, held) + " " + noun
     return rng.choice(["project ", "team ", "plan "]) + words.name(rng, held)
 
 
@@ -209,16 +190,19 @@ class _Unique:
         return None
 
 
-def _sentence_facts(rng, held, group, relation, subject, unique):
-    wordings, by_subject, by_value, answer, maker = group[relation]
-    value = unique(lambda: maker(rng, held)) if by_value else maker(rng, held)
-    if value is None:
-        return None
+def _sentence_fact(rng, held, group, relation, subject):
+    wordings, asks, answer, maker = group[relation]
+    value = maker(rng, held)
     fill = lambda t: _cap(t.replace("{s}", subject).replace("{v}", value).replace("{a}", _a(value)))
-    asks = [fill(t) for t in by_subject]
-    if by_value and rng.random() < 0.4:
-        asks = [fill(t) for t in by_value]
-    return Fact(subject, relation, fill(rng.choice(wordings)), asks, fill(answer), value, subject)
+    return Fact(
+        subject,
+        relation,
+        fill(rng.choice(wordings)),
+        [fill(t) for t in asks],
+        fill(answer),
+        value,
+        subject,
+    )
 
 
 def prose_facts(rng, held):
@@ -233,9 +217,7 @@ def prose_facts(rng, held):
             subject = _subject(rng, held, group) + " of " + words.name(rng, held)
         relations = chosen[id(group)]
         for relation in rng.sample(relations, rng.randint(1, len(relations))):
-            fact = _sentence_facts(rng, held, group, relation, subject, unique)
-            if fact:
-                yield fact
+            yield _sentence_fact(rng, held, group, relation, subject)
 
 
 def filler(rng, held):
@@ -275,14 +257,14 @@ def _cell(rng, held, column):
     if column in ("city", "origin", "region", "owner", "team"):
         return words.name(rng, held)
     if column == "colour":
-        return words.pick(rng, words.COLOURS, held)
+        return words.pick_or_coin(rng, words.COLOURS, held)
     if column in ("code", "model", "batch", "room", "unit"):
         return words.code(rng, held)
     if column == "status":
         return words.pick(
             rng, ["open", "closed", "ready", "busy", "late", "done", "paused", "broken"], False
         )
-    return words.number(rng, held, 2, 9999)
+    return words.number(rng, held, 10, 999)
 
 
 def _cell_fact(subject, column, value):
@@ -300,8 +282,8 @@ def _cell_fact(subject, column, value):
 def table(rng, held):
     """A table, a list of settings, or lines of fields: several facts share a line."""
     unique = _Unique()
-    columns = rng.sample(words.COLUMNS, rng.randint(1, 4))
     style = rng.choice(["table", "table", "comma", "fields", "dots", "block"])
+    columns = rng.sample(words.COLUMNS, rng.randint(1, 2 if style in ("table", "comma") else 4))
     if style == "table":
         yield "| name | " + " | ".join(columns) + " |\n|" + "---|" * (len(columns) + 1) + "\n", None
     elif style == "comma":
@@ -326,64 +308,40 @@ def table(rng, held):
 def log(rng, held):
     unique = _Unique()
     minute = rng.randint(0, 400)
-    style = rng.choice(["{t} {s} {e}\n", "[{t}] {s} {e}\n", "{t} - {s} {e}.\n", "At {t} {s} {e}.\n"])
+    style = rng.choice(["{t} {s} {e}\n", "[{t}] {s} {e}\n", "{s} {e} at {t}\n", "The node {s} {e} at {t}.\n"])
     while True:
         minute = (minute + rng.randint(1, 9)) % 1440
         t = "%02d:%02d" % divmod(minute, 60)
         s = unique(lambda: words.made_up(rng, held))
+        v, e = t, rng.choice(words.EVENTS)
         if rng.random() < 0.4:
             v = words.code(rng, held)
-            fact = Fact(
-                s,
-                "error",
-                "",
-                ["Which error did %s report?" % s],
-                "The node %s reported error %s." % (s, v),
-                v,
-                s,
-            )
             e = "reported error " + v
+            what = ("error", ["Which error did %s report?" % s], "The node %s reported error %s." % (s, v))
+        elif rng.random() < 0.5 and not style.startswith(("{t}", "[")):
+            what = ("when", ["When was %s last seen?" % s, "At what time does %s appear?" % s])
+            what += ("The node %s appears at %s." % (s, t),)
         else:
-            e = rng.choice(words.EVENTS)
-            asks = (
-                ["When was %s last seen?" % s, "At what time does %s appear?" % s]
-                if rng.random() < 0.4
-                else ["What happened to %s?" % s]
-            )
-            says = (
-                "The node %s appears at %s." % (s, t)
-                if "hat happened" not in asks[0]
-                else "The node %s %s." % (s, e)
-            )
-            fact = Fact(s, asks[0][:4], "", asks, says, t, s)
-        yield style.format(t=t, s=s, e=e), fact
+            what, v = ("what", ["What happened to %s?" % s], "The node %s %s." % (s, e)), e
+        yield style.format(t=t, s=s, e=e), Fact(s, what[0], "", what[1], what[2], v, s)
 
 
 def tree(rng, held):
-    """Folders with files; a file's folder or size is asked for."""
+    """Folders with files and their sizes; a file's size or the first file of a folder is asked for."""
     unique = _Unique()
-    sizes = rng.random() < 0.5
+    stems = _Unique()
     flat = rng.random() < 0.4
     while True:
         folder = unique(lambda: words.made_up(rng, held))
+        facts = []
         if not flat:
             yield folder + "/\n", None
-        for _ in range(rng.randint(1, 5)):
-            file = unique(
-                lambda: (
-                    words.pick(rng, words.FILE_STEMS, held)
-                    if rng.random() < 0.4
-                    else words.made_up(rng, held)
-                )
-                + "."
-                + rng.choice(words.EXTENSIONS)
-            )
-            if file is None:
-                continue
-            n = words.number(rng, held, 10, 9999)
-            ask_size = sizes and rng.random() < 0.5
-            if ask_size:
-                fact = Fact(
+        for place in range(rng.randint(1, 5)):
+            stem = stems(lambda: words.pick(rng, words.FILE_STEMS, held)) if rng.random() < 0.2 else None
+            file = (stem or unique(lambda: words.made_up(rng, held))) + "." + rng.choice(words.EXTENSIONS)
+            n = words.number(rng, held, 10, 999)
+            facts = [
+                Fact(
                     file,
                     "size",
                     "",
@@ -392,21 +350,23 @@ def tree(rng, held):
                     n,
                     file,
                 )
-            else:
-                fact = Fact(
-                    file,
-                    "folder",
-                    "",
-                    ["Where is %s?" % file, "In which folder is %s?" % file],
-                    "The file %s is in the folder %s." % (file, folder),
-                    folder,
-                    file,
+            ]
+            if place == 0:
+                facts.append(
+                    Fact(
+                        folder,
+                        "first",
+                        "",
+                        ["Which file comes first in %s?" % folder, "What is the first file in %s?" % folder],
+                        "The first file in %s is %s." % (folder, file),
+                        file,
+                        folder,
+                    )
                 )
-            end = (" " + n + " bytes" if sizes else "") + "\n"
-            yield (folder + "/" if flat else "  ") + file + end, fact
+            yield (folder + "/" if flat else "  ") + file + " " + n + " bytes\n", facts
 
 
-TEXTS = [(notes, 5), (table, 3), (log, 1), (tree, 1)]
+TEXTS = [(notes, 4), (table, 3), (log, 1.5), (tree, 1.5)]
 TITLES = {
     notes: ["Here are my notes:", "Read this:", "These are the facts:", "Notes of today:"],
     table: ["Here is a table:", "Here is the list:", "Read this:"],
@@ -434,12 +394,11 @@ def _questions(rng, facts, count):
             last = None  # a follow-up of a follow-up is not asked
             continue
         out.append((rng.choice(fact.asks), fact.answer))
-        by_subject = out[-1][0].find(fact.subject) >= 0 or out[-1][0].find(_cap(fact.subject)) >= 0
-        last = fact if by_subject else None
+        last = fact
     return out
 
 
-def reading(rng, held, cost, budget, share=0.35, unknown=0.04, most_questions=40, kinds=TEXTS):
+def reading(rng, held, cost, budget, share=0.35, unknown=0.05, most_questions=200, kinds=TEXTS):
     """A text that fills about 1 - share of `budget` tokens, then questions for the rest.
 
     cost(text): tokens. Returns messages."""
@@ -457,22 +416,22 @@ def reading(rng, held, cost, budget, share=0.35, unknown=0.04, most_questions=40
     title = rng.choice(TITLES[make])
     messages, left = [], budget - used - 30
     pairs = _questions(rng, facts, most_questions)
-    if rng.random() < unknown * 5:
+    if rng.random() < unknown:
         stranger = next(f for f in prose_facts(rng, held) if f.subject not in text)
         pairs.insert(rng.randrange(len(pairs) + 1), (rng.choice(stranger.asks), UNKNOWN))
-    opening = rng.randrange(4)
+    opening = rng.choice([0, 0, 1, 2, 2])
     if opening == 0:
         messages += [say("system", title + "\n" + text)]
     elif opening == 1:
-        messages += [say("user", title + "\n" + text), say("assistant", rng.choice(READY))]
+        messages += [say("user", title + "\n" + text), say("assistant", READY)]
         left -= 40
     first = opening >= 2
-    for question, answer in pairs:
+    for number, (question, answer) in enumerate(pairs):
         left -= cost(question) + cost(answer) + 36
-        if left < 0 and not first and messages[-1]["role"] == "assistant":
+        if left < 0 and number:
             break
         if first:
-            question = title + "\n" + text + "\n\n" + question if opening == 2 else question + "\n\n" + text
+            question = title + "\n" + text + "\n\n" + question
         messages += [say("user", question), say("assistant", answer)]
         first = False
         if left < 0:
@@ -516,7 +475,7 @@ TOOLS = {
         "Phone number of a person",
         ["Find the phone number of {x}.", "Please look up the number of {x}."],
         lambda r, h: words.person(r, h),
-        lambda r, h: (words.number(r, h, 1000, 999999),),
+        lambda r, h: (words.number(r, h, 1000, 9999),),
         "{0}",
         "The number of {x} is {0}.",
     ),
@@ -602,15 +561,16 @@ def without_text(rng, held, cost, budget):
     return [say("user", rng.choice(fact.asks)), say("assistant", NO_TEXT)]
 
 
-def dialogue(rng, held, cost, budget, phase_one=False):
-    """(messages, tools) of about `budget` tokens, or fewer."""
+def dialogue(rng, held, cost, budget, phase_one=False, fresh=True):
+    """(messages, tools) of about `budget` tokens, or fewer. fresh: nothing was said before."""
     kind = rng.random()
     if phase_one and kind < 0.5:
         return repeating(rng, held, cost, budget), None
     if budget <= 512:
         if kind > 0.98:
-            return rng.choice([chatting, without_text])(rng, held, cost, budget), None
+            kinds = [chatting, without_text] if fresh else [chatting]
+            return rng.choice(kinds)(rng, held, cost, budget), None
         if kind > 0.88 and budget >= 256:
             return calling(rng, held, cost, budget)
-    share = 0.55 if budget <= 256 else rng.choice([0.3, 0.5]) if budget <= 1024 else rng.choice([0.15, 0.3])
+    share = rng.choice([0.5, 0.7] if budget <= 256 else [0.4, 0.7] if budget <= 1024 else [0.2, 0.5, 0.7])
     return reading(rng, held, cost, budget, share), None

@@ -35,6 +35,9 @@ def whole(tokenizer, rng, length, kinds=dialogues.TEXTS, share=None, questions=4
         share = share or (0.5 if length <= 512 else 0.2)
         messages = dialogues.reading(rng, True, tokenizer.cost, length - 24, share, 0.0, questions, kinds)
         ids, mine = tokenizer.render(messages, thinking=rng.random() < 0.5)
+        if messages[1]["content"] == dialogues.READY:  # is no answer to a question
+            a, b = turns_of(mine)[0]
+            mine[a:b] = [False] * (b - a)
         if length * 0.6 <= len(ids) <= length:
             return ids, mine
 
@@ -45,12 +48,12 @@ def tool_dialogue(tokenizer, rng, length):
 
 
 @torch.no_grad()
-def accuracy(model, tokenizer, length, count, seed=1, make=whole):
+def accuracy(model, tokenizer, length, count, seed=1, make=whole, **how):
     """(right, asked) over `count` dialogues."""
     rng = random.Random("%d.%d" % (seed, length))
     right = asked = 0
     for _ in range(count):
-        ids, mine = make(tokenizer, rng, length)
+        ids, mine = make(tokenizer, rng, length, **how)
         logits, _ = model(torch.tensor([ids[:-1]]), state={})
         results = exact(logits, ids, turns_of(mine))
         right, asked = right + sum(results), asked + len(results)
@@ -102,6 +105,7 @@ def main():
     p.add_argument(
         "--as-trained", action="store_true", help="do not round the weights to the published types"
     )
+    p.add_argument("--kinds", action="store_true", help="also notes, tables, logs and trees by themselves")
     p.add_argument("--threads", type=int, default=2)
     a = p.parse_args()
     torch.set_num_threads(a.threads)
@@ -114,6 +118,10 @@ def main():
         count = max(2, a.dialogues * 2048 // max(length, 2048))
         right, asked = accuracy(model, tokenizer, length, count)
         row = {"length": length, "answers": asked, "accuracy": round(right / asked, 4)}
+        if a.kinds:
+            for kind in dialogues.TEXTS:
+                some, of = accuracy(model, tokenizer, length, count, kinds=[kind])
+                row[kind[0].__name__] = round(some / of, 3)
         if length <= 8192:
             lost = after_loss(model, tokenizer, length, 2 * count)
             row["kept when lost"] = {k: round(v / (2 * count), 3) for k, v in lost.items()}

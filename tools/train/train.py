@@ -115,7 +115,7 @@ class Trainer:
         )
         each = F.cross_entropy(logits.float(), target[at], reduction="none")
         answer_loss, quiet_loss = each[: len(written)].mean(), each[len(written) :].mean()
-        (answer_loss + recipe.QUIET_WEIGHT * quiet_loss).backward()
+        (answer_loss + stage.quiet * quiet_loss).backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         rate = stage.rate[0] + (stage.rate[1] - stage.rate[0]) * progress
         if torch.isfinite(norm):

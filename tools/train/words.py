@@ -67,6 +67,10 @@ _VOWELS = "a e i o u a e i o ai ea ou io".split()
 _CODAS = ["", "", "", "", "n", "r", "l", "s", "m", "t", "nd", "rk", "x", "sh", "ck", "lt"]
 
 
+_SPELLED = [ADJECTIVES, NOUNS, PLACES, COLOURS, JOBS, FOODS]
+_KNOWN = {w for bag in _SPELLED for w in bag}
+
+
 def is_held_out(word):
     """One in six words is the evaluation's."""
     return zlib.crc32(word.lower().encode()) % 6 == 0
@@ -83,11 +87,11 @@ def pick(rng, words, held):
     return rng.choice(_SPLIT[key])
 
 
-def made_up(rng, held, least=2, most=3):
-    """A name nobody has; lower case."""
+def made_up(rng, held):
+    """A name nobody has; lower case. Short: what is copied is what goes wrong."""
     while True:
         parts = []
-        for _ in range(rng.randint(least, most)):
+        for _ in range(2 if rng.random() < 0.85 else 3):
             parts.append(rng.choice(_ONSETS) + rng.choice(_VOWELS))
         word = "".join(parts) + rng.choice(_CODAS)
         if rng.random() < 0.25:
@@ -96,20 +100,35 @@ def made_up(rng, held, least=2, most=3):
             return word
 
 
+def coined(rng, held):
+    """A word made of the halves of two: spelled like English, and too many of them to know by heart."""
+    while True:
+        a, b = (rng.choice(rng.choice(_SPELLED)) for _ in range(2))
+        word = a[: max(2, (len(a) + 1) // 2)] + b[len(b) // 2 :]
+        if 4 <= len(word) <= 10 and is_held_out(word) == held and word not in _KNOWN:
+            return word
+
+
+def pick_or_coin(rng, words, held):
+    """Half of the values are coined, so that a model copies what stands there instead of choosing from a
+    list it knows."""
+    return pick(rng, words, held) if rng.random() < 0.5 else coined(rng, held)
+
+
 def name(rng, held):
     return made_up(rng, held).capitalize()
 
 
 def person(rng, held):
-    return name(rng, held) if rng.random() < 0.75 else name(rng, held) + " " + name(rng, held)
+    return name(rng, held) if rng.random() < 0.9 else name(rng, held) + " " + name(rng, held)
 
 
 def code(rng, held):
     """An identifier with letters and digits; drawn again until it is on its side."""
     while True:
         kind = rng.randrange(4)
-        letters = "".join(rng.choice("ABCDEFGHJKLMNPQRSTUVWXYZ") for _ in range(rng.randint(1, 3)))
-        digits = "".join(rng.choice("0123456789") for _ in range(rng.randint(2, 4)))
+        letters = "".join(rng.choice("ABCDEFGHJKLMNPQRSTUVWXYZ") for _ in range(rng.randint(1, 2)))
+        digits = "".join(rng.choice("0123456789") for _ in range(rng.randint(2, 3)))
         text = (letters + digits, letters + "-" + digits, digits + letters, digits + "-" + letters)[kind]
         if is_held_out(text) == held:
             return text
