@@ -10,8 +10,8 @@
 // or format: they are left to whoever they belong to, count against the bound and are evicted alike. When the
 // disk is full before the bound is reached, states go as they do at the bound.
 //
-// A record is somebody's conversation: none is ever removed here, damaged or not. Beyond the bounds on records
-// new ones are refused.
+// A record is somebody's conversation: none is ever removed here, damaged or not. Beyond the bounds on
+// records new ones are refused.
 //
 // Thread-safe. Calls marked "disk" wait for it; the others never do.
 #pragma once

@@ -10,8 +10,8 @@
 // therefore holds but for what others put since the last listing. Eviction removes what has no children, the
 // least valuable first; last use is when an object was put, or read by this process.
 //
-// A state that is refused is removed, unless it is of another model, layout or format: then it is left, and not
-// tried again. A record is never removed; beyond the bound on records new ones are refused.
+// A state that is refused is removed, unless it is of another model, layout or format: then it is left, and
+// not tried again. A record is never removed; beyond the bound on records new ones are refused.
 //
 // Find and stats are thread-safe; everything else blocks and belongs to one thread.
 #pragma once

@@ -33,8 +33,8 @@ class ObjectStore {
   // All of it, as it was at one time; RESOURCE_EXHAUSTED beyond `bytes_max`.
   virtual absl::StatusOr<std::string> Get(const std::string& name, int64_t bytes_max,
                                           const CancelCheck& cancelled) = 0;
-  // `bytes`: its size if that is known, else -1. The reader asks for ranges, of whatever has the name by then;
-  // it must not outlive this.
+  // `bytes`: its size if that is known, else -1. The reader asks for ranges, of whatever has the name by
+  // then; it must not outlive this.
   virtual absl::StatusOr<std::unique_ptr<ByteReader>> Open(const std::string& name, int64_t bytes,
                                                            const CancelCheck& cancelled) = 0;
   // Names that begin with `prefix`, in their order; RESOURCE_EXHAUSTED beyond `most`.

@@ -27,7 +27,7 @@ namespace deltamesh {
 // Full disk RESOURCE_EXHAUSTED, no such file NOT_FOUND, no permission or read-only FAILED_PRECONDITION,
 // others INTERNAL. `doing` names the action and the file.
 absl::Status ErrnoStatus(int error, const std::string& doing);
-// Whether a status of ErrnoStatus says that the disk, or a user's share of it, is full: less on it would help.
+// Whether a status of ErrnoStatus says that the disk, or a user's share of it, is full: less would help.
 bool IsDiskFull(const absl::Status& status);
 
 // Reserves `bytes` for a new file; 0 or an errno.

@@ -41,6 +41,8 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
     app->add_option(name, *value, help)->check(CLI::PositiveNumber)->capture_default_str();
   };
   positive("--store-gib", &f->store_gib, "GiB (2^30 bytes) that the folder may hold");
+  bound("--store-records", &f->store_records,
+        "records of suspended sessions that the folder may hold; further ones are refused");
   positive("--store-after-seconds", &f->store_after_seconds,
            "seconds that a state rests in memory until it is written");
   app->add_option(
@@ -110,6 +112,7 @@ absl::StatusOr<std::unique_ptr<StateTier>> MakeTier(const AttentionFlags& flags,
     DiskStoreOptions options;
     options.folder = flags.store_dir;
     options.bytes_max = BytesOfGib(flags.store_gib);
+    options.records_max = flags.store_records;
     options.identity = identity;
     ASSIGN_OR_RETURN(disk, DiskStore::Open(options, clock));
   }

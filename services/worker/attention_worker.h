@@ -37,6 +37,7 @@ struct AttentionFlags {
   // Tiers below the cache (state_tier.h); empty: none.
   std::string store_dir;
   double store_gib = 64;            // of the folder, all processes that share it together
+  int64_t store_records = 65536;    // suspended sessions in it
   double store_after_seconds = 30;  // at rest, until written
   std::string store_s3;
   double store_s3_gib = 1024;

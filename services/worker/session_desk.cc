@@ -56,6 +56,7 @@ void SessionDesk::OnCommand(LinkId link, const mesh::SessionCommand& message, ab
   command.reply.set_call(message.call());
   switch (message.what_case()) {
     case mesh::SessionCommand::kSuspend:
+      if (!message.suspend().record().key().empty()) return PutRecordAlone(ticket, command);
       command.path = PathOf(message.suspend().salt(), message.suspend().record().tokens());
       return store_->Suspend(ticket, command.path);
     case mesh::SessionCommand::kLoad:
@@ -114,7 +115,10 @@ void SessionDesk::OnDone(SessionStoreDone done) {
       command.reply.set_bytes(command.reply.bytes() + done.bytes);
       if (command.reply.tier().empty()) command.reply.set_tier(done.tier);
     }
-    ++(command.message.has_suspend() ? suspended_ : command.message.has_load() ? loaded_ : read_);
+    ++(command.record_alone            ? recorded_
+       : command.message.has_suspend() ? suspended_
+       : command.message.has_load()    ? loaded_
+                                       : read_);
     Send(command.link, std::move(command.reply));
   }
   commands_.erase(it);
@@ -132,6 +136,17 @@ void SessionDesk::PutRecord(uint64_t ticket, Command& command, const SessionStor
   command.reply.set_position(record->position());
   command.reply.set_bytes(done.bytes);
   command.phase = Phase::kRecord;
+  store_->PutRecord(ticket, SessionRecordName(command.message.session()),
+                    record->SerializeAsString());
+}
+
+// The session went on and its state stays where it is: a key of zeros stands for one that is not known.
+void SessionDesk::PutRecordAlone(uint64_t ticket, Command& command) {
+  mesh::SessionRecord* record = command.message.mutable_suspend()->mutable_record();
+  if (record->key().find_first_not_of('\0') == std::string::npos) record->clear_key();
+  command.reply.set_position(record->position());
+  command.phase = Phase::kRecord;
+  command.record_alone = true;
   store_->PutRecord(ticket, SessionRecordName(command.message.session()),
                     record->SerializeAsString());
 }
@@ -165,6 +180,7 @@ void SessionDesk::AddMetrics(MetricList& list) const {
   const char* help =
       "Session commands by what came of them; late: the store was, and nobody waits.";
   list.Counter("session_commands_total", help, suspended_, {{"result", "suspended"}});
+  list.Counter("session_commands_total", help, recorded_, {{"result", "recorded"}});
   list.Counter("session_commands_total", help, loaded_, {{"result", "loaded"}});
   list.Counter("session_commands_total", help, read_, {{"result", "read"}});
   list.Counter("session_commands_total", help, failed_, {{"result", "failed"}});

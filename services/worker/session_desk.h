@@ -42,12 +42,14 @@ class SessionDesk {
     mesh::SessionCommand message;
     absl::Time deadline;
     Phase phase = Phase::kState;
+    bool record_alone = false;
     std::vector<PrefixKey> path;
     mesh::SessionReply reply;
   };
 
   void OnDone(SessionStoreDone done);
   void PutRecord(uint64_t ticket, Command& command, const SessionStoreDone& done);
+  void PutRecordAlone(uint64_t ticket, Command& command);
   std::vector<PrefixKey> PathOf(const std::string& salt,
                                 const google::protobuf::RepeatedField<int32_t>& tokens) const;
   void Fail(LinkId link, uint64_t call, const absl::Status& status);
@@ -58,7 +60,7 @@ class SessionDesk {
   const std::string model_;
   std::map<uint64_t, Command> commands_;  // by ticket
   uint64_t next_ticket_ = 1;
-  uint64_t suspended_ = 0, loaded_ = 0, read_ = 0, failed_ = 0, late_ = 0;
+  uint64_t suspended_ = 0, recorded_ = 0, loaded_ = 0, read_ = 0, failed_ = 0, late_ = 0;
 };
 
 // "session-" and the id as hexadecimal digits: what a session's record is called in a store.

@@ -34,8 +34,8 @@ class SessionStore {
   virtual void Load(uint64_t ticket, std::span<const PrefixKey> path) = 0;
   // The content is a serialised mesh::SessionRecord. ABORTED: a newer one is stored.
   virtual void PutRecord(uint64_t ticket, const std::string& name, std::string content) = 0;
-  // The newest of all tiers'. NOT_FOUND: no tier has one. DATA_LOSS: it is damaged. FAILED_PRECONDITION: it is
-  // of another format. UNAVAILABLE: a tier could not be asked, and no other has one.
+  // The newest of all tiers'. NOT_FOUND: no tier has one. DATA_LOSS: it is damaged. FAILED_PRECONDITION: it
+  // is of another format. UNAVAILABLE: a tier could not be asked, and no other has one.
   virtual void GetRecord(uint64_t ticket, const std::string& name) = 0;
   // What ended since the last call.
   virtual std::vector<SessionStoreDone> TakeDone() = 0;

@@ -11,9 +11,9 @@
 //                            would go next; a suspended session at once. Without a disk: from memory.
 //   disk, object store -> memory    for a prompt, when that is quicker than computing; for a session
 //
-// Records of sessions go to the disk, so that they are safe, and to the object store, where every worker finds
-// them; one that could not be sent is sent later. The newest counts, and an older one replaces none. While the
-// object store does not answer, the disk's is taken for the newest.
+// Records of sessions go to the disk, so that they are safe, and to the object store, where every worker
+// finds them; one that could not be sent is sent later. The newest counts, and an older one replaces none.
+// While the object store does not answer, the disk's is taken for the newest.
 //
 // Belongs to the thread that owns the engine, like PrefixCache.
 #pragma once

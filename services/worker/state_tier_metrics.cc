@@ -27,7 +27,7 @@ void AddTier(MetricList& list, const char* tier, const StoreStats& s, int64_t qu
   list.Counter("store_transferred_bytes_total", bytes, s.written_bytes, with("operation", "write"));
   list.Counter("store_transferred_bytes_total", bytes, s.read_bytes, with("operation", "read"));
   list.Counter("store_transferred_bytes_total", bytes, s.evicted_bytes, with("operation", "evict"));
-  list.Counter("store_evicted_total", "States and records that made room.", s.evicted,
+  list.Counter("store_evicted_total", "States that made room; records never do.", s.evicted,
                {{"tier", tier}});
   const char* failures =
       "Writes and reads that failed, and states that were gone when they were to be read.";
