@@ -16,6 +16,7 @@ namespace deltamesh {
 namespace {
 
 constexpr size_t kRequestIdBytesMax = 128;
+constexpr std::string_view kAffinityPrefix = "affinity\n";  // of a name that is not a session's
 
 // With as many digits as tell the value apart from its neighbours; most values here were float32.
 std::string Exact(double value) {
@@ -243,6 +244,7 @@ absl::Status PreparedRequest::Join(const std::vector<TokenId>& session) {
   }
   prompt.insert(prompt.end(), request.prompt.begin(), request.prompt.end());
   request.prompt = std::move(prompt);
+  request.append = true;
   return absl::OkStatus();
 }
 
@@ -273,7 +275,10 @@ absl::StatusOr<PreparedRequest> Front::Prepare(GenerateSpec spec) const {
                                    *tokenizer_, chat != nullptr ? chat_->NewParser(*chat) : nullptr,
                                    std::move(spec.stop), request.sampling.seed()));
   ASSIGN_OR_RETURN(request.cache, MakeCacheHints(spec.cache));
-  if (!spec.cache.session().empty() && !spec.cache.off()) {
+  if (!spec.cache.session().empty() && spec.affinity_only) {
+    request.cache.set_session(SessionNumber(
+        MakeSessionId(spec.cache.salt(), std::string(kAffinityPrefix) + spec.cache.session())));
+  } else if (!spec.cache.session().empty() && !spec.cache.off()) {
     request.session = MakeSessionId(spec.cache.salt(), spec.cache.session());
   }
   RETURN_IF_ERROR(CheckAppend(spec));

@@ -45,6 +45,9 @@ struct GenerateSpec {
   std::vector<TokenId> stop_token_ids;
   bool ignore_eos = false;
   v1::CacheOptions cache;
+  // `cache.session` only tells requests that belong together; no session of that name is kept. Its numbers
+  // are others than those of sessions.
+  bool affinity_only = false;
   bool append = false;         // to the session that `cache` names
   int64_t session_tokens = 0;  // with append: what it must have; 0: any
   absl::Time deadline = absl::InfiniteFuture();

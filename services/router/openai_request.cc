@@ -237,6 +237,7 @@ absl::Status RefuseWhatIsNotServed(const Fields& fields) {
 
 absl::Status ReadCommon(const Json& body, OpenAiRequest* out) {
   const Fields fields(body);
+  out->spec.affinity_only = true;
   RETURN_IF_ERROR(fields.Get("model", &out->spec.model));
   RETURN_IF_ERROR(fields.Get("stream", &out->stream));
   RETURN_IF_ERROR(OnlyOne(fields, "n"));

@@ -16,6 +16,11 @@ constexpr absl::Duration kLookUpEvery = absl::Milliseconds(100);
 }  // namespace
 
 absl::Status RouterCore::Impl::Submit(ClientRequest spec, absl::Time now) {
+  // One that did not wait may have begun while this one's session was read.
+  if (spec.append && IsRunning(spec.session)) {
+    return FailedPrecondition(
+        "session: another turn of it began meanwhile; wait for its end or cancel it");
+  }
   if (requests.contains(spec.request_id)) {
     return absl::AlreadyExistsError(absl::StrFormat(
         "request_id: \"%s\" is running; use another id or leave it empty", spec.request_id));

@@ -62,7 +62,7 @@ void RouterCore::Impl::KeepSession(RouterRequest& r, bool ended, absl::Time now)
   if (r.spec.session.empty() || r.said.empty()) return;
   std::vector<TokenId>& tokens = r.spec.prompt;
   tokens.insert(tokens.end(), r.said.begin(), r.said.end());
-  sessions.Keep(r.spec.session, std::move(tokens), ended, now);
+  sessions.Keep(r.spec.session, r.spec.cache.salt(), std::move(tokens), ended, now);
 }
 
 bool RouterCore::Impl::IsRunning(const SessionId& session) const {

@@ -59,7 +59,8 @@ struct ClientRequest {
   // Names of the prompt's blocks before its last token (PrefixKey::index), where they are known already;
   // empty: the router names them.
   std::vector<uint64_t> prefix_keys;
-  SessionId session;  // whose turn this is; empty: nobody's
+  SessionId session;    // whose turn this is; empty: nobody's
+  bool append = false;  // to that session: refused while another turn of it runs
 };
 
 struct TokenUsage {

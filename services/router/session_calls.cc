@@ -13,14 +13,6 @@ namespace {
 
 using Kind = SessionCall::Kind;
 
-absl::Status NotKnown(const std::string& name, bool stores) {
-  return NotFound(
-      "session: \"%s\" is not known under this salt, nor is it suspended%s; begin it with a "
-      "Generate that "
-      "names it in cache.session and not append_to_session",
-      name, stores ? "" : " where this router could see it (no worker has --store-dir)");
-}
-
 absl::Status Running(const std::string& name) {
   return FailedPrecondition(
       "session: a turn of \"%s\" is being answered; wait for its end or cancel it", name);
@@ -28,20 +20,6 @@ absl::Status Running(const std::string& name) {
 
 absl::Status Suspending(const std::string& name) {
   return FailedPrecondition("session: \"%s\" is being suspended; call again when it is", name);
-}
-
-SessionRefusal RefusalOf(const absl::Status& status) {
-  if (absl::IsDataLoss(status)) return SessionRefusal::kDamaged;
-  if (absl::IsFailedPrecondition(status)) return SessionRefusal::kForeign;
-  return SessionRefusal::kStore;
-}
-
-absl::Status StatusOf(const mesh::SessionReply& reply, const std::string& worker) {
-  const bool known =
-      reply.code() > 0 && reply.code() <= static_cast<int>(absl::StatusCode::kUnauthenticated);
-  return absl::Status(
-      known ? static_cast<absl::StatusCode>(reply.code()) : absl::StatusCode::kInternal,
-      absl::StrFormat("worker \"%s\": %s", worker, reply.message()));
 }
 
 }  // namespace
@@ -64,19 +42,22 @@ SessionCalls::SessionCalls(const RouterOptions* options, RouterCounters* counter
       actions_(actions),
       table_(options->sessions_max, options->session_bytes_max) {}
 
-void SessionCalls::Keep(const SessionId& id, std::vector<TokenId> tokens, bool ended,
-                        absl::Time now) {
+void SessionCalls::Keep(const SessionId& id, const std::string& salt, std::vector<TokenId> tokens,
+                        bool ended, absl::Time now) {
   ++counters_->sessions.kept;
   tokens.shrink_to_fit();
-  table_.Put(id, std::make_shared<const std::vector<TokenId>>(std::move(tokens)), ended, now);
+  table_.Put(id, salt, std::make_shared<const std::vector<TokenId>>(std::move(tokens)), ended, now);
+  Follow(id, now);
 }
 
 void SessionCalls::Trim(const SessionId& id, int64_t tokens, absl::Time now) {
   const Session* session = table_.Find(id);
   if (session == nullptr || static_cast<int64_t>(session->tokens->size()) <= tokens) return;
   const auto begin = session->tokens->begin();
-  table_.Put(id, std::make_shared<const std::vector<TokenId>>(begin, begin + tokens),
+  table_.Put(id, std::string(session->salt),
+             std::make_shared<const std::vector<TokenId>>(begin, begin + tokens),
              /*ended=*/false, now);
+  Follow(id, now);
 }
 
 // ---- calls ---------------------------------------------------------------------------------------
@@ -111,6 +92,9 @@ void SessionCalls::Start(SessionCall spec, bool running, bool target_running, ab
   }
   if (kind != Kind::kGet && kind != Kind::kFork && IsSuspending(call.spec.session)) {
     return Refuse(call, SessionRefusal::kRunning, Suspending(call.spec.name));
+  }
+  if ((kind == Kind::kSuspend || kind == Kind::kOpen) && IsOpening(call)) {
+    return Refuse(call, SessionRefusal::kRunning, Running(call.spec.name));
   }
   const Session* session = table_.Find(call.spec.session);
   if (session == nullptr) return Read(call, Phase::kReading, call.spec.session, now);
@@ -164,131 +148,6 @@ void SessionCalls::Refuse(Call& call, SessionRefusal why, const absl::Status& st
   calls_.erase(id);
 }
 
-// ---- reading a record ----------------------------------------------------------------------------
-
-void SessionCalls::Read(Call& call, Phase phase, const SessionId& session, absl::Time now) {
-  call.phase = phase;
-  call.phase_end = now + options_->session_read_max;
-  call.refused = absl::OkStatus();
-  call.lost.clear();
-  mesh::SessionCommand command = Command(call, session);
-  command.mutable_read();
-  for (const Worker* worker : Stores()) {
-    call.asked.insert(worker->link);
-    Send(worker->link, command);
-  }
-  if (call.asked.empty()) ReadEnded(call, now);
-}
-
-void SessionCalls::OnRead(Call& call, const Worker& from, const mesh::SessionReply& reply,
-                          absl::Time now) {
-  const SessionId& session = call.phase == Phase::kReading ? call.spec.session : call.spec.target;
-  absl::Status status = reply.code() == 0 ? absl::OkStatus() : StatusOf(reply, from.load.name);
-  if (status.ok()) {
-    status = Annotate(CheckRecord(reply.record(), session),
-                      absl::StrFormat("worker \"%s\"", from.load.name));
-  }
-  if (status.ok()) {
-    if (call.phase == Phase::kReadingTarget) {
-      call.asked.clear();
-      return Refuse(call, SessionRefusal::kExists,
-                    absl::AlreadyExistsError(absl::StrFormat(
-                        "new_session: \"%s\" is suspended; use another name, or set replace",
-                        call.spec.target_name)));
-    }
-    // Workers that share no folder may hold records of several suspensions.
-    if (!call.record || call.record->suspended_unix_ns() < reply.record().suspended_unix_ns()) {
-      call.record = reply.record();
-      call.read_from = from.load.name;
-      call.read_tier = reply.tier();
-    }
-  } else if (!absl::IsNotFound(status)) {
-    Count(RefusalOf(status));
-    LogWarning("session.record_refused", {{"call", call.spec.id}, {"reason", MessageOf(status)}});
-    call.refused = std::move(status);
-  }
-  if (call.asked.empty()) ReadEnded(call, now);
-}
-
-void SessionCalls::ReadEnded(Call& call, absl::Time now) {
-  if (call.phase == Phase::kReading && call.record) return Found(call, now);
-  if (!call.lost.empty()) {
-    return Refuse(call, SessionRefusal::kLost,
-                  Unavailable("worker \"%s\" did not say whether it has session \"%s\"; call again",
-                              call.lost, call.spec.name));
-  }
-  // A name whose record is worth nothing is free.
-  if (call.phase == Phase::kReadingTarget) return PutFork(call, now);
-  if (!call.refused.ok()) {
-    return Refuse(call, RefusalOf(call.refused),
-                  absl::DataLossError(absl::StrFormat(
-                      "session: the record of \"%s\" was refused (%s); begin it anew",
-                      call.spec.name, MessageOf(call.refused))));
-  }
-  Refuse(call, SessionRefusal::kNotFound, NotKnown(call.spec.name, !Stores().empty()));
-}
-
-absl::Status SessionCalls::CheckRecord(const mesh::SessionRecord& record,
-                                       const SessionId& session) const {
-  const auto identity = members_->identity();
-  if (record.version() != kSessionRecordVersion) {
-    return FailedPrecondition("its record has version %d, this router reads %d", record.version(),
-                              kSessionRecordVersion);
-  }
-  if (!identity || record.digest() != identity->digest() ||
-      record.state_layout() != identity->state_layout() ||
-      record.text_digest() != identity->text_digest()) {
-    return FailedPrecondition("its record is of model %s, layout %d; here is %s, layout %d",
-                              record.digest(), record.state_layout(),
-                              identity ? identity->digest() : "none",
-                              identity ? identity->state_layout() : 0);
-  }
-  if (record.session() != session) {
-    return absl::DataLossError("its record carries the name of another session");
-  }
-  const bool tokens = record.tokens_size() > 0 &&
-                      std::all_of(record.tokens().begin(), record.tokens().end(), [&](int32_t t) {
-                        return t >= 0 && (options_->vocab == 0 || t < options_->vocab);
-                      });
-  if (!tokens || record.position() > static_cast<uint64_t>(record.tokens_size())) {
-    return absl::DataLossError("its record holds no tokens, or impossible ones");
-  }
-  return absl::OkStatus();
-}
-
-void SessionCalls::Found(Call& call, absl::Time now) {
-  const mesh::SessionRecord& record = *call.record;
-  call.state.tokens =
-      std::make_shared<const std::vector<TokenId>>(record.tokens().begin(), record.tokens().end());
-  call.state.ended = record.ended();
-  call.state.suspended = true;
-  call.state.used = absl::FromUnixNanos(static_cast<int64_t>(record.suspended_unix_ns()));
-  call.state.position = static_cast<int64_t>(record.position());
-  switch (call.spec.kind) {
-    case Kind::kGet:
-      call.state.holders = HoldersOf(call.spec.salt, call.state.tokens);
-      return Answer(call);
-    case Kind::kSuspend:  // it is
-      call.state.worker = call.read_from;
-      call.state.tier = call.read_tier;
-      return Answer(call);
-    case Kind::kFork:
-      return Fork(call, now);
-    case Kind::kOpen:
-    case Kind::kResume:
-      // A turn that did not wait may have made it anew meanwhile; that one is newer.
-      if (const Session* newer = table_.Find(call.spec.session)) {
-        call.state.tokens = newer->tokens;
-        call.state.ended = newer->ended;
-      } else {
-        table_.Put(call.spec.session, call.state.tokens, call.state.ended, now);
-        ++counters_->sessions.resumed;
-      }
-      call.state.suspended = false;
-      return Load(call, now);
-  }
-}
-
 // ---- fork ----------------------------------------------------------------------------------------
 
 void SessionCalls::Fork(Call& call, absl::Time now) {
@@ -305,12 +164,13 @@ void SessionCalls::Fork(Call& call, absl::Time now) {
 }
 
 void SessionCalls::PutFork(Call& call, absl::Time now) {
-  if (!table_.Put(call.spec.target, call.state.tokens, call.state.ended, now)) {
+  if (!table_.Put(call.spec.target, call.spec.salt, call.state.tokens, call.state.ended, now)) {
     return Refuse(call, SessionRefusal::kFull,
                   ResourceExhausted("session: %d tokens are more than the router remembers; raise "
                                     "--session-mib",
                                     call.state.tokens->size()));
   }
+  Follow(call.spec.target, now);
   ++counters_->sessions.forked;
   Answer(call);
 }
@@ -338,7 +198,8 @@ void SessionCalls::Suspend(Call& call, const Session& session, absl::Time now) {
   if (chosen == nullptr) chosen = stores.front();
   mesh::SessionCommand command = Command(call, call.spec.session);
   command.mutable_suspend()->set_salt(call.spec.salt);
-  *command.mutable_suspend()->mutable_record() = MakeRecord(call, session, now);
+  *command.mutable_suspend()->mutable_record() = MakeRecord(call.spec.session, session, now);
+  call.stamp = command.suspend().record().suspended_unix_ns();
   call.phase = Phase::kWriting;
   call.phase_end = absl::InfiniteFuture();
   call.version = session.version;
@@ -346,32 +207,22 @@ void SessionCalls::Suspend(Call& call, const Session& session, absl::Time now) {
   Send(chosen->link, std::move(command));
 }
 
-mesh::SessionRecord SessionCalls::MakeRecord(const Call& call, const Session& session,
-                                             absl::Time now) const {
-  const auto identity = members_->identity();
-  mesh::SessionRecord record;
-  record.set_version(kSessionRecordVersion);
-  record.set_session(call.spec.session);
-  record.set_digest(identity->digest());
-  record.set_state_layout(identity->state_layout());
-  record.set_text_digest(identity->text_digest());
-  record.mutable_tokens()->Assign(session.tokens->begin(), session.tokens->end());
-  record.set_ended(session.ended);
-  record.set_suspended_unix_ns(static_cast<uint64_t>(absl::ToUnixNanos(now)));
-  return record;
-}
-
 void SessionCalls::OnWritten(Call& call, const Worker& from, const mesh::SessionReply& reply,
-                             absl::Time) {
+                             absl::Time now) {
   if (reply.code() != 0) {
-    const absl::Status status = StatusOf(reply, from.load.name);
+    const absl::Status status = SessionStatusOf(reply, from.load.name);
     return Refuse(
         call, SessionRefusal::kStore,
         Annotate(status, absl::StrFormat("session \"%s\" stays in memory", call.spec.name)));
   }
-  // What was said meanwhile is not in the record.
   const Session* now_known = table_.Find(call.spec.session);
-  if (now_known != nullptr && now_known->version == call.version) table_.Erase(call.spec.session);
+  if (now_known != nullptr && now_known->version == call.version) {
+    table_.Erase(call.spec.session);
+  } else {
+    // What was said meanwhile is not in the record.
+    table_.SetRecord(call.spec.session, {call.stamp, reply.position(), "", from.load.name});
+    Follow(call.spec.session, now);
+  }
   ++counters_->sessions.suspended;
   call.state.position = static_cast<int64_t>(reply.position());
   call.state.bytes = reply.bytes();
@@ -384,6 +235,15 @@ void SessionCalls::OnWritten(Call& call, const Worker& from, const mesh::Session
 bool SessionCalls::IsSuspending(const SessionId& id) const {
   return std::any_of(calls_.begin(), calls_.end(), [&](const auto& entry) {
     return entry.second.phase == Phase::kWriting && entry.second.spec.session == id;
+  });
+}
+
+// A turn waits for the tokens of the session: to others it runs already.
+bool SessionCalls::IsOpening(const Call& but) const {
+  return std::any_of(calls_.begin(), calls_.end(), [&](const auto& entry) {
+    const Call& other = entry.second;
+    return &other != &but && other.spec.kind == Kind::kOpen &&
+           other.spec.session == but.spec.session;
   });
 }
 
@@ -430,8 +290,8 @@ void SessionCalls::OnLoaded(Call& call, const Worker& from, const mesh::SessionR
                             absl::Time) {
   if (reply.code() != 0) {
     // The tokens are here: the state will be computed again.
-    const absl::Status status = StatusOf(reply, from.load.name);
-    if (!absl::IsNotFound(status)) Count(RefusalOf(status));
+    const absl::Status status = SessionStatusOf(reply, from.load.name);
+    if (!absl::IsNotFound(status)) Count(SessionRefusalOf(status));
     LogWarning("session.not_loaded", {{"call", call.spec.id}, {"reason", MessageOf(status)}});
     return Answer(call);
   }
@@ -445,6 +305,7 @@ void SessionCalls::OnLoaded(Call& call, const Worker& from, const mesh::SessionR
 // ---- events --------------------------------------------------------------------------------------
 
 void SessionCalls::OnReply(LinkId link, const mesh::SessionReply& reply, absl::Time now) {
+  if (OnFollowed(link, reply)) return;
   const auto number = by_number_.find(reply.call());
   const auto it = number == by_number_.end() ? calls_.end() : calls_.find(number->second);
   const Worker* from = members_->Find(link);
@@ -467,6 +328,7 @@ void SessionCalls::OnReply(LinkId link, const mesh::SessionReply& reply, absl::T
 
 void SessionCalls::OnLost(LinkId link, const std::string& name, const absl::Status& why,
                           absl::Time now) {
+  std::erase_if(following_, [link](const auto& entry) { return entry.second == link; });
   std::vector<RequestId> affected;
   for (auto& [id, call] : calls_) {
     if (call.asked.erase(link) > 0) affected.push_back(id);

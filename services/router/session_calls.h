@@ -5,6 +5,8 @@
 //     its record; the newest good one counts. kResume and kOpen then put it into the table and have one
 //     worker load its state; without that state (none is stored, it does not load) the tokens still serve.
 //   kSuspend: the worker that holds the deepest snapshot writes it and the record; then the table forgets it.
+//   A session that has a record in a store is written there anew after each turn, without its state: so it is
+//     never an older one that comes back.
 //   kFork: unless it may replace, every store is asked whether it knows the new name.
 //
 // Every call is answered exactly once, by a SessionAnswered action. Commands carry numbers that are never
@@ -37,7 +39,8 @@ class SessionCalls {
                const PrefixFeed* prefixes, std::vector<RouterAction>* actions);
 
   // The session's newest turn ended.
-  void Keep(const SessionId& id, std::vector<TokenId> tokens, bool ended, absl::Time now);
+  void Keep(const SessionId& id, const std::string& salt, std::vector<TokenId> tokens, bool ended,
+            absl::Time now);
   // Leaves at most `tokens` of it.
   void Trim(const SessionId& id, int64_t tokens, absl::Time now);
   // `running`: a turn of the session is being answered; `target_running`: one of the fork's.
@@ -64,6 +67,7 @@ class SessionCalls {
     absl::Status refused;  // a record was, the last one
     std::string lost;      // a worker that did not answer
     uint64_t version = 0;  // kWriting: of the entry
+    uint64_t stamp = 0;    // kWriting: of the record
     std::optional<mesh::SessionRecord> record;
     std::string read_from, read_tier;  // the worker that has the record, and where
     SessionState state;                // what is to be answered
@@ -84,13 +88,18 @@ class SessionCalls {
   void OnLoaded(Call& call, const Worker& from, const mesh::SessionReply& reply, absl::Time now);
 
   absl::Status CheckRecord(const mesh::SessionRecord& record, const SessionId& session) const;
-  mesh::SessionRecord MakeRecord(const Call& call, const Session& session, absl::Time now) const;
+  mesh::SessionRecord MakeRecord(const SessionId& id, const Session& session, absl::Time now) const;
+  // Writes the record of a session anew if it has one.
+  void Follow(const SessionId& id, absl::Time now);
+  // False when it is no answer to that.
+  bool OnFollowed(LinkId link, const mesh::SessionReply& reply);
   std::vector<SessionHolding> HoldersOf(const std::string& salt, const SessionTokens& tokens) const;
   std::vector<Worker*> Stores() const;  // prefill and decode workers that have one
   Worker* ByName(const std::string& name) const;
   mesh::SessionCommand Command(Call& call, const SessionId& session);
   void Send(LinkId link, mesh::SessionCommand command);
   bool IsSuspending(const SessionId& id) const;
+  bool IsOpening(const Call& but) const;
 
   void Answer(Call& call);
   void Refuse(Call& call, SessionRefusal why, const absl::Status& status);
@@ -104,7 +113,12 @@ class SessionCalls {
   SessionTable table_;
   std::map<RequestId, Call> calls_;
   std::map<uint64_t, RequestId> by_number_;
+  std::map<uint64_t, LinkId> following_;  // records being written anew, by number
   uint64_t next_number_ = 1;
 };
+
+// Why a store's answer was no record, and that answer as a status.
+SessionRefusal SessionRefusalOf(const absl::Status& status);
+absl::Status SessionStatusOf(const mesh::SessionReply& reply, const std::string& worker);
 
 }  // namespace deltamesh

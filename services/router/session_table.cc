@@ -4,17 +4,26 @@
 
 namespace deltamesh {
 
-bool SessionTable::Put(const SessionId& id, SessionTokens tokens, bool ended, absl::Time now) {
+bool SessionTable::Put(const SessionId& id, const std::string& salt, SessionTokens tokens,
+                       bool ended, absl::Time now) {
+  Entry entry;
+  entry.id = id;
+  entry.session.tokens = std::move(tokens);
+  entry.session.ended = ended;
+  entry.session.used = now;
+  entry.session.version = next_version_++;
+  entry.session.salt = salt;
+  if (const Session* before = Find(id)) entry.session.record = before->record;
   Erase(id);
-  Entry entry{id, {std::move(tokens), ended, now, next_version_++}};
   const int64_t bytes = BytesOf(entry.session);
   if (bytes > bytes_max_) return false;
   while (sessions() >= sessions_max_ || bytes_ + bytes > bytes_max_) {
-    Erase(order_.begin());
+    Erase(tenants_.at(by_bytes_.rbegin()->second).order.begin());
     ++evicted_;
   }
-  bytes_ += bytes;
-  by_id_[id] = order_.insert(order_.end(), std::move(entry));
+  AddBytes(salt, bytes);
+  Order& order = tenants_.at(salt).order;
+  by_id_[id] = order.insert(order.end(), std::move(entry));
   return true;
 }
 
@@ -27,7 +36,13 @@ void SessionTable::Touch(const SessionId& id, absl::Time now) {
   const auto found = by_id_.find(id);
   if (found == by_id_.end()) return;
   found->second->session.used = now;
-  order_.splice(order_.end(), order_, found->second);
+  Order& order = tenants_.at(found->second->session.salt).order;
+  order.splice(order.end(), order, found->second);
+}
+
+void SessionTable::SetRecord(const SessionId& id, StoredRecord record) {
+  const auto found = by_id_.find(id);
+  if (found != by_id_.end()) found->second->session.record = std::move(record);
 }
 
 void SessionTable::Erase(const SessionId& id) {
@@ -36,9 +51,24 @@ void SessionTable::Erase(const SessionId& id) {
 }
 
 void SessionTable::Erase(Order::iterator entry) {
-  bytes_ -= BytesOf(entry->session);
+  const std::string salt = entry->session.salt;
+  const int64_t bytes = BytesOf(entry->session);
   by_id_.erase(entry->id);
-  order_.erase(entry);
+  tenants_.at(salt).order.erase(entry);
+  AddBytes(salt, -bytes);
+}
+
+// Of a tenant with nothing left nothing is kept.
+void SessionTable::AddBytes(const std::string& salt, int64_t bytes) {
+  Tenant& tenant = tenants_[salt];
+  by_bytes_.erase({tenant.bytes, salt});
+  tenant.bytes += bytes;
+  bytes_ += bytes;
+  if (tenant.bytes == 0) {
+    tenants_.erase(salt);
+  } else {
+    by_bytes_.insert({tenant.bytes, salt});
+  }
 }
 
 }  // namespace deltamesh

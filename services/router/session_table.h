@@ -1,5 +1,6 @@
-// The sessions a router remembers: their tokens, and little else. Bounded in entries and bytes; the least
-// recently used are forgotten.
+// The sessions a router remembers: their tokens, and little else. Bounded in entries and bytes. For room the
+// least recently used session of the tenant that holds most is forgotten, so that no tenant can push out
+// those of others that hold less.
 //
 // Not thread-safe: part of the router's core.
 #pragma once
@@ -7,10 +8,14 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/node_hash_map.h"
 #include "absl/time/time.h"
 #include "runtime/base/ids.h"
 #include "services/router/session_id.h"
@@ -19,11 +24,21 @@ namespace deltamesh {
 
 using SessionTokens = std::shared_ptr<const std::vector<TokenId>>;
 
+// What lies in a store under a session's name, as this router knows it.
+struct StoredRecord {
+  uint64_t stamp = 0;     // SessionRecord.suspended_unix_ns; the next one has a larger
+  uint64_t position = 0;  // of the stored state, and
+  std::string key;        // its name; empty: not known
+  std::string worker;     // that read or wrote it
+};
+
 struct Session {
   SessionTokens tokens;  // shared by forks
   bool ended = false;    // the newest answer ended with a stop token
   absl::Time used;
-  uint64_t version = 0;  // another one after every change
+  uint64_t version = 0;  // another one after every change of the above
+  std::string salt;
+  std::optional<StoredRecord> record;
 };
 
 class SessionTable {
@@ -34,11 +49,14 @@ class SessionTable {
   SessionTable(int64_t sessions_max, int64_t bytes_max)
       : sessions_max_(sessions_max), bytes_max_(bytes_max) {}
 
-  // Replaces what was there. False when it alone is larger than all room: then there is none of that name.
-  bool Put(const SessionId& id, SessionTokens tokens, bool ended, absl::Time now);
+  // Replaces what was there, but for what is known of its record. False when it alone is larger than all
+  // room: then there is none of that name.
+  bool Put(const SessionId& id, const std::string& salt, SessionTokens tokens, bool ended,
+           absl::Time now);
   // Null: not known. Does not count as a use.
   const Session* Find(const SessionId& id) const;
   void Touch(const SessionId& id, absl::Time now);
+  void SetRecord(const SessionId& id, StoredRecord record);
   void Erase(const SessionId& id);
 
   int64_t sessions() const { return static_cast<int64_t>(by_id_.size()); }
@@ -51,14 +69,20 @@ class SessionTable {
     Session session;
   };
   using Order = std::list<Entry>;  // the least recently used first
+  struct Tenant {
+    Order order;
+    int64_t bytes = 0;
+  };
 
   static int64_t BytesOf(const Session& session) {
     return kEntryBytes + static_cast<int64_t>(session.tokens->size() * sizeof(TokenId));
   }
   void Erase(Order::iterator entry);
+  void AddBytes(const std::string& salt, int64_t bytes);
 
   const int64_t sessions_max_, bytes_max_;
-  Order order_;
+  absl::node_hash_map<std::string, Tenant> tenants_;  // by salt
+  std::set<std::pair<int64_t, std::string>> by_bytes_;
   absl::flat_hash_map<SessionId, Order::iterator> by_id_;
   int64_t bytes_ = 0;
   uint64_t next_version_ = 1;

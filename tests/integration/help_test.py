@@ -11,7 +11,7 @@ from processes import BINARY, GOLDEN  # noqa: E402
 
 ROLES = ("router", "prefill", "decode", "expert", "serve")
 UNITS = ("seconds", "bytes", "tokens", "threads", "requests", "sequences", "blocks", "attempts", "workers",
-         "connections", "port", "shard", "inputs", "calls", "hand-offs", "experts")
+         "connections", "port", "shard", "inputs", "calls", "hand-offs", "experts", "records")
 
 
 def flags(role):

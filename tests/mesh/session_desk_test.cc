@@ -85,6 +85,30 @@ class SessionDeskTest : public ::testing::Test {
   SessionDesk desk{&store, &links};
 };
 
+TEST_F(SessionDeskTest, ARecordThatNamesItsStateIsWrittenAlone) {
+  mesh::SessionCommand command = SuspendCommand(7, 200);
+  mesh::SessionRecord* sent = command.mutable_suspend()->mutable_record();
+  sent->set_position(64);
+  for (const bool known : {true, false}) {
+    sent->set_key(std::string(16, known ? 'k' : '\0'));
+    desk.OnCommand(1, command, now);
+    EXPECT_EQ(Asked(), known ? "1 put;" : "2 put;");
+    mesh::SessionRecord record;
+    ASSERT_TRUE(record.ParseFromString(store.records.begin()->second));
+    EXPECT_EQ(record.position(), 64u);
+    EXPECT_EQ(record.key(), known ? sent->key() : "");
+    SessionStoreDone done;
+    done.ticket = known ? 1 : 2;
+    done.bytes = 40;
+    done.tier = "disk";
+    const auto replies = Done(done);
+    ASSERT_EQ(replies.size(), 1u);
+    EXPECT_EQ(replies[0].code(), 0);
+    EXPECT_EQ(replies[0].position(), 64u);
+    EXPECT_EQ(replies[0].tier(), "disk");
+  }
+}
+
 TEST_F(SessionDeskTest, SuspendingWritesTheStateThenTheRecord) {
   desk.OnCommand(1, SuspendCommand(7, 200), now);
   EXPECT_EQ(Asked(), "1 suspend 3;");

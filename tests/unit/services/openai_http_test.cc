@@ -28,6 +28,9 @@ TEST_F(OpenAiHttpTest, CacheHintsReachTheWorkers) {
   EXPECT_EQ(started[2].cache().salt(), "s");
   EXPECT_EQ(started[3].cache().session(), one) << "an agent's header names it too";
   EXPECT_EQ(started[4].cache().session(), 0u);
+  // Names over HTTP tell requests that belong together. They are no sessions, and no session's.
+  EXPECT_EQ(mesh->router->snapshot().gauges.sessions, 0);
+  EXPECT_NE(one, SessionNumber(MakeSessionId("", "one")));
   EXPECT_THAT(Chat(R"("cache_salt": 5)").body, HasSubstr("cache_salt"));
   EXPECT_THAT(Chat("\"prompt_cache_key\": \"" + std::string(257, 'x') + "\"").body,
               HasSubstr("prompt_cache_key: 257 bytes"));

@@ -252,7 +252,7 @@ TEST_F(SessionCallsTest, ResumingAsksEveryStoreAndLoadsTheState) {
   EXPECT_EQ(core->counters().sessions.resumed, 1u);
 }
 
-TEST_F(SessionCallsTest, TheNewestRecordWinsAndSilenceDoesNotHideIt) {
+TEST_F(SessionCallsTest, TheNewestRecordWinsAndSilenceMayHideANewerOne) {
   JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
   JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);
   mesh::SessionRecord older = Record("s", 20, 0), newer = Record("s", 30, 0);
@@ -267,9 +267,82 @@ TEST_F(SessionCallsTest, TheNewestRecordWinsAndSilenceDoesNotHideIt) {
   Call(Kind::kOpen, "s");
   EXPECT_EQ(ReplyRecord(kDecode, 3, older), "");
   Pass(absl::Seconds(6), {kDecode, kDecode2});
-  EXPECT_EQ(Drain(), "session c: 20 tokens, ended, position 0 at \"\" \n");
+  EXPECT_THAT(Drain(), ::testing::HasSubstr("UNAVAILABLE: worker \"d2\" did not say"));
   EXPECT_EQ(ReplyRecord(kDecode2, 3, newer), "");
   EXPECT_EQ(core->counters().stale_messages, 1u);
+  // A store that failed said no more than a silent one.
+  Call(Kind::kOpen, "s");
+  EXPECT_EQ(ReplyRecord(kDecode, 4, older), "");
+  EXPECT_EQ(
+      Reply(kDecode2, 4, absl::UnavailableError("no bucket")),
+      "session c: UNAVAILABLE: worker \"d2\" did not say whether it has session \"s\" (worker "
+      "\"d2\": no bucket); call again\n");
+  Call(Kind::kGet, "s");
+  EXPECT_EQ(Reply(kDecode, 5, absl::NotFoundError("none")), "");
+  EXPECT_THAT(Reply(kDecode2, 5, absl::InternalError("input/output error")),
+              ::testing::StartsWith("session c: UNAVAILABLE"));
+}
+
+// Two appends to a suspended session at once: one is the next turn, the other is told so.
+TEST_F(SessionCallsTest, OneTurnIsOpenedAtATime) {
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  EXPECT_EQ(Call(Kind::kOpen, "s"), "2 <- Read 1\n");
+  for (const Kind kind : {Kind::kOpen, Kind::kSuspend}) {
+    SessionCall second;
+    second.id = "second";
+    second.kind = kind;
+    second.session = Id("s");
+    second.name = "s";
+    core->CallSession(second, now);
+    EXPECT_THAT(Drain(),
+                ::testing::StartsWith("session second: FAILED_PRECONDITION: session: a turn"));
+  }
+  EXPECT_EQ(ReplyRecord(kDecode, 1, Record("s", 30, 0)),
+            "session c: 30 tokens, ended, position 0 at \"\" \n");
+  ClientRequest request = Make("a", 31);
+  request.session = Id("s");
+  request.append = true;
+  EXPECT_TRUE(core->Submit(request, now).ok());
+  Drain();
+  request.request_id = "b";
+  EXPECT_EQ(core->Submit(request, now).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// What is said after a session came back is in the store too: forgotten here, it does not come back older.
+TEST_F(SessionCallsTest, TheRecordFollowsTheSession) {
+  RouterOptions options = DefaultOptions();
+  options.sessions_max = 1;
+  Restart(options);
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  mesh::SessionRecord record = Record("s", 100, 64);
+  record.set_key(std::string(16, 'k'));
+  record.set_suspended_unix_ns(static_cast<uint64_t>(absl::ToUnixNanos(now + absl::Hours(1))));
+  Call(Kind::kOpen, "s");
+  ReplyRecord(kDecode, 1, record);
+  Reply(kDecode, 2);
+  ClientRequest request = Make("turn", 110);
+  request.session = Id("s");
+  ASSERT_TRUE(core->Submit(request, now).ok());
+  Drain();
+  Tokens(kDecode, "turn", {1, 2}, 0, mesh::SequenceOutput::STOP_TOKEN);
+  mesh::SessionRecord followed;
+  for (const RouterAction& action : core->TakeActions()) {
+    const auto* sent = std::get_if<SendToWorker>(&action);
+    if (sent != nullptr && sent->message.session().has_suspend()) {
+      EXPECT_EQ(sent->message.session().call(), 3u);
+      followed = sent->message.session().suspend().record();
+    }
+  }
+  EXPECT_EQ(followed.tokens_size(), 112);
+  EXPECT_EQ(followed.position(), 64u);
+  EXPECT_EQ(followed.key(), record.key());
+  EXPECT_GT(followed.suspended_unix_ns(), record.suspended_unix_ns());  // whatever the clocks say
+  EXPECT_EQ(Reply(kDecode, 3, absl::ResourceExhaustedError("full")), "");
+  EXPECT_EQ(Refused(SessionRefusal::kStore), 1u);
+  Turn("other", 10, {1});  // pushes it out; never stored, it has no record
+  Call(Kind::kGet, "s");
+  EXPECT_EQ(ReplyRecord(kDecode, 4, followed),
+            "session c: 112 tokens, ended, suspended, position 64 at \"\" \n");
 }
 
 TEST_F(SessionCallsTest, BadRecordsAreRefusedByName) {
@@ -395,22 +468,38 @@ TEST(SessionTableTest, ForgetsTheLeastRecentlyUsedWithinItsBounds) {
   SessionTable table(3, SessionTable::kEntryBytes * 4 + 400);
   const absl::Time now = absl::FromUnixSeconds(1);
   const auto tokens = [](size_t n) { return std::make_shared<const std::vector<TokenId>>(n); };
-  for (const char* id : {"a", "b", "c"}) EXPECT_TRUE(table.Put(id, tokens(10), false, now));
+  for (const char* id : {"a", "b", "c"}) EXPECT_TRUE(table.Put(id, "", tokens(10), false, now));
   table.Touch("a", now);
-  EXPECT_TRUE(table.Put("d", tokens(10), false, now));
+  EXPECT_TRUE(table.Put("d", "", tokens(10), false, now));
   EXPECT_EQ(table.Find("b"), nullptr);
   EXPECT_NE(table.Find("a"), nullptr);
   EXPECT_EQ(table.evicted(), 1u);
   const uint64_t version = table.Find("a")->version;
-  EXPECT_TRUE(table.Put("a", tokens(150), true, now));
+  EXPECT_TRUE(table.Put("a", "", tokens(150), true, now));
   EXPECT_NE(table.Find("a")->version, version);
-  EXPECT_TRUE(table.Put("e", tokens(60), true, now));  // bytes, not entries
+  EXPECT_TRUE(table.Put("e", "", tokens(60), true, now));  // bytes, not entries
   EXPECT_EQ(table.sessions(), 2);
-  EXPECT_FALSE(table.Put("e", tokens(1000), true, now));
+  EXPECT_FALSE(table.Put("e", "", tokens(1000), true, now));
   EXPECT_EQ(table.Find("e"), nullptr);
   table.Erase("a");
   EXPECT_EQ(table.sessions(), 0);
   EXPECT_EQ(table.bytes(), 0);
+}
+
+TEST(SessionTableTest, ATenantPushesOutItsOwn) {
+  SessionTable table(6, 1 << 20);
+  const absl::Time now = absl::FromUnixSeconds(1);
+  const auto tokens = std::make_shared<const std::vector<TokenId>>(10);
+  table.Put("mine", "quiet", tokens, false, now);
+  for (int i = 0; i < 50; ++i) table.Put("s" + std::to_string(i), "loud", tokens, false, now);
+  EXPECT_NE(table.Find("mine"), nullptr);
+  EXPECT_EQ(table.sessions(), 6);
+  EXPECT_EQ(table.evicted(), 45u);
+  EXPECT_EQ(table.Find("s44"), nullptr);
+  EXPECT_NE(table.Find("s45"), nullptr);
+  for (int i = 0; i < 2; ++i) table.Put("t" + std::to_string(i), "third", tokens, false, now);
+  EXPECT_NE(table.Find("mine"), nullptr);
+  EXPECT_NE(table.Find("t0"), nullptr);
 }
 
 TEST(SessionIdTest, SaltAndNameAreBothInIt) {
