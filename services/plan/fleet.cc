@@ -8,27 +8,30 @@
 namespace deltamesh {
 namespace {
 
+constexpr int64_t kTokensMax = 100'000'000'000;  // so that sums of their bytes stay below 2^63
+
 int64_t WorkersFor(double work, double per_worker) {
   return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(work / per_worker - 1e-9)));
 }
 
 absl::Status Check(const Traffic& t) {
-  if (t.input_tokens < 1 || t.output_tokens < 1) {
-    return InvalidArgument("input-tokens %d and output-tokens %d: both must be at least 1",
-                           t.input_tokens, t.output_tokens);
+  if (t.input_tokens < 1 || t.output_tokens < 1 || t.input_tokens > kTokensMax ||
+      t.output_tokens > kTokensMax) {
+    return InvalidArgument("input-tokens %d and output-tokens %d: use 1 to %d for both",
+                           t.input_tokens, t.output_tokens, kTokensMax);
   }
   if (t.uncached_tokens < 1 || t.uncached_tokens > t.input_tokens) {
     return InvalidArgument("uncached-tokens: %d; use 1 to input-tokens, %d", t.uncached_tokens,
                            t.input_tokens);
   }
-  if (t.prefill_tokens_per_second <= 0 || t.decode_tokens_per_second <= 0 ||
-      t.stream_tokens_per_second <= 0) {
+  if (!(t.prefill_tokens_per_second > 0) || !(t.decode_tokens_per_second > 0) ||
+      !(t.stream_tokens_per_second > 0)) {
     return InvalidArgument(
         "prefill-rate %g, decode-rate %g, stream-rate %g: each must be positive; `deltamesh bench` "
         "measures them",
         t.prefill_tokens_per_second, t.decode_tokens_per_second, t.stream_tokens_per_second);
   }
-  if (t.utilisation <= 0 || t.utilisation > 1) {
+  if (!(t.utilisation > 0 && t.utilisation <= 1)) {
     return InvalidArgument("utilisation: %g; use a share above 0, at most 1", t.utilisation);
   }
   return absl::OkStatus();

@@ -13,18 +13,25 @@ using nlohmann::ordered_json;
 
 int64_t Whole(double bytes) { return std::llround(bytes); }
 
+// So that sums of their bytes stay below 2^63.
+constexpr int64_t kTokensMax = 100'000'000'000;
+
+bool InRange(int64_t tokens) { return tokens >= 1 && tokens <= kTokensMax; }
+
 absl::Status Check(const PlanQuestions& q) {
   for (const int64_t tokens : q.lengths) {
-    if (tokens < 1) return InvalidArgument("lengths: %d tokens; use at least 1", tokens);
+    if (!InRange(tokens)) {
+      return InvalidArgument("lengths: %d tokens; use 1 to %d", tokens, kTokensMax);
+    }
   }
-  if (q.variants.tokens < 1 || q.variants.groups < 1 || q.variants.window < 1) {
-    return InvalidArgument("compare-tokens %d, kv-heads %d, window %d: use at least 1",
-                           q.variants.tokens, q.variants.groups, q.variants.window);
+  if (!InRange(q.variants.tokens) || !InRange(q.variants.groups) || !InRange(q.variants.window)) {
+    return InvalidArgument("compare-tokens %d, kv-heads %d, window %d: use 1 to %d",
+                           q.variants.tokens, q.variants.groups, q.variants.window, kTokensMax);
   }
-  if (q.append_tokens < 0) {
-    return InvalidArgument("append-tokens: %d; use 0 or more", q.append_tokens);
+  if (q.append_tokens < 0 || q.append_tokens > kTokensMax) {
+    return InvalidArgument("append-tokens: %d; use 0 to %d", q.append_tokens, kTokensMax);
   }
-  if (q.machine.link_bytes_per_second <= 0) {
+  if (!(q.machine.link_bytes_per_second > 0)) {
     return InvalidArgument("link: %g bytes per second; use more than 0",
                            q.machine.link_bytes_per_second);
   }

@@ -32,9 +32,10 @@ absl::Status Check(const SimulationOptions& o) {
   if (!(o.hours > 0) || o.hours > 8784) {
     return InvalidArgument("hours: %g; use more than 0, at most a year", o.hours);
   }
-  const int64_t workers = o.prefill_workers + o.decode_workers;
-  if (o.prefill_workers < 0 || o.decode_workers < 0 || workers > kWorkersMax ||
-      (workers > 0 && o.decode_workers == 0)) {
+  const bool each = o.prefill_workers >= 0 && o.prefill_workers <= kWorkersMax &&
+                    o.decode_workers >= 0 && o.decode_workers <= kWorkersMax;
+  const int64_t workers = each ? o.prefill_workers + o.decode_workers : 0;
+  if (!each || workers > kWorkersMax || (workers > 0 && o.decode_workers == 0)) {
     return InvalidArgument(
         "prefill-workers %d, decode-workers %d: use at least one decode worker and at most %d in "
         "all, or none of both for one cache without a mesh",

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <limits>
 #include <sstream>
 
 #include "runtime/base/status.h"
@@ -157,6 +158,21 @@ TEST(Fleet, ByHand) {
   EXPECT_THAT(MessageOf(PlanFleet(shape, sizes, machine, traffic).status()),
               HasSubstr("uncached-tokens"));
   traffic.uncached_tokens = 1;
+  const auto refuses = [&](const Traffic& t, const char* name) {
+    EXPECT_THAT(MessageOf(PlanFleet(shape, sizes, machine, t).status()), HasSubstr(name));
+  };
+  Traffic odd = traffic;
+  odd.utilisation = std::numeric_limits<double>::quiet_NaN();
+  refuses(odd, "utilisation");
+  odd = traffic;
+  odd.stream_tokens_per_second = std::numeric_limits<double>::quiet_NaN();
+  refuses(odd, "stream-rate");
+  odd = traffic;
+  odd.output_tokens = std::numeric_limits<int64_t>::max();
+  refuses(odd, "output-tokens");
+  PlanQuestions questions;
+  questions.lengths = {std::numeric_limits<int64_t>::max()};
+  EXPECT_THAT(MessageOf(PlanDocument(shape, questions).status()), HasSubstr("lengths"));
   machine.memory_bytes = 1e9;
   EXPECT_TRUE(absl::IsResourceExhausted(PlanFleet(shape, sizes, machine, traffic).status()));
 }

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <map>
 #include <sstream>
 
@@ -217,6 +218,11 @@ TEST(Simulation, ErrorsNameTheFlagAndTheRemedy) {
   EXPECT_THAT(message([](auto& o) { o.policies = {"best"}; }), HasSubstr("policy: \"best\""));
   EXPECT_THAT(message([](auto& o) { o.policies = {"grid:100"}; }), HasSubstr("multiple of 64"));
   EXPECT_THAT(message([](auto& o) { o.sessions = 0; }), HasSubstr("sessions"));
+  EXPECT_THAT(message([](auto& o) {
+                o.decode_workers = 1;
+                o.prefill_workers = std::numeric_limits<int64_t>::max();
+              }),
+              HasSubstr("prefill-workers"));
   EXPECT_THAT(message([](auto& o) { o.traffic = "/none"; }), HasSubstr("/none"));
   EXPECT_THAT(message([](auto& o) { o.config = "/none.json"; }), HasSubstr("/none.json"));
 }
