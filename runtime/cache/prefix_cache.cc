@@ -129,7 +129,6 @@ absl::StatusOr<StagedSnapshot> PrefixCache::Reserve(std::span<const PrefixKey> p
 
 void PrefixCache::Forget(std::span<const PrefixKey> path) {
   if (path.empty() || !tree_.HasSnapshot(path.back())) return;
-  tree_.Drop(path.back());
   for (int64_t above = tree_.Find(path).snapshot; above > 0; above = tree_.Find(path).snapshot) {
     const PrefixKey& key = path[static_cast<size_t>(above - 1)];
     const SnapshotKind kind = tree_.View(key).kind;

@@ -85,8 +85,8 @@ class PrefixCache {
   // Room for a snapshot that comes from elsewhere: its content and those latents that are not here are to be
   // filled before it is published. At most a quarter of the snapshots' room goes to such.
   absl::StatusOr<StagedSnapshot> Reserve(std::span<const PrefixKey> path);
-  // Drops the snapshot at the end of `path`, if there is one, and the tails and ends above it that nothing
-  // else goes on from.
+  // Drops the snapshot at the end of `path`, if there is one, and those above it, as long as they are tails
+  // and ends of turns that nothing else goes on from: what prompts share stays.
   void Forget(std::span<const PrefixKey> path);
 
   // Latent blocks that nobody but this cache holds.

@@ -155,6 +155,24 @@ TEST_F(StateTierFaultsTest, WithoutAnyDiskASessionMovesToo) {
   EXPECT_EQ(t->restored, 320);
 }
 
+// What another prompt goes on from stays in memory when one session is suspended.
+TEST_F(StateTierFaultsTest, SuspendingDropsOnlyWhatIsTheSessionsOwn) {
+  const auto prompt = RandomPrompt(8, 200, testing::kVocab);
+  std::vector<TokenId> other(prompt.begin(), prompt.begin() + 192);
+  for (const TokenId token : RandomPrompt(9, 100, testing::kVocab)) other.push_back(token);
+  const auto path = TieredEngine::PathOf(prompt);
+  auto t = Engine(nullptr);
+  t->Run(prompt, 1);
+  t->Run(other, 1);
+  EXPECT_EQ(t->restored, 192);
+  t->tier->Suspend(1, path);
+  EXPECT_EQ(t->Done().blocks, 3);
+  EXPECT_EQ(t->cache->Find(path).snapshot, 3);
+  t->tier->Suspend(2, TieredEngine::PathOf(other));
+  EXPECT_EQ(t->Done().blocks, 4);
+  EXPECT_EQ(t->cache->tree().stats().snapshots, 0);
+}
+
 // Two workers with the same state and no disk: one object.
 TEST_F(StateTierFaultsTest, AStateIsPutOnce) {
   const auto prompt = RandomPrompt(7, 330, testing::kVocab);
