@@ -147,9 +147,13 @@ absl::StatusOr<mesh::Landing> HandoffReceiver::Impl::Grant(HandoffGrant grant) {
   }
   Revoke(grant.request_id);
   const absl::Time limit = grant.deadline;
+  const absl::Duration unclaimed = std::min(grant.unclaimed_max, options_.unclaimed_max);
+  std::string prefix = std::move(grant.prefix);
   auto t = Open(std::move(grant));
+  t->prefix = std::move(prefix);
   t->limit = limit;
-  t->deadline = std::min(limit, clock_->Now() + options_.unclaimed_max);
+  t->unclaimed_max = unclaimed;
+  t->deadline = std::min(limit, clock_->Now() + unclaimed);
 
   std::lock_guard lock(mutex_);
   if (static_cast<int64_t>(by_id_.size()) >= options_.transfers_max) {
@@ -242,7 +246,7 @@ std::string HandoffReceiver::Impl::WhyLate(const Transfer& t, absl::Time now) co
   }
   if (t.peer == 0) {
     return absl::StrFormat("no manifest came within %s of the grant",
-                           absl::FormatDuration(options_.unclaimed_max));
+                           absl::FormatDuration(t.unclaimed_max));
   }
   return absl::StrFormat("the sender was silent for %s after %d of %d bytes",
                          absl::FormatDuration(options_.idle_max), t.incoming.landed_bytes(),
@@ -495,6 +499,8 @@ void HandoffReceiver::Impl::TakeManifest(const TransferPtr& t, const mesh::Manif
   } else if (manifest.request_id() != t->request_id) {
     refusal = {mesh::UNKNOWN_TRANSFER, absl::StrFormat("landing of request %s used for %s",
                                                        t->request_id, manifest.request_id())};
+  } else if (manifest.prefix() != t->prefix) {
+    refusal = {mesh::WRONG_PREFIX, "the manifest names another prefix than was asked for"};
   } else {
     refusal = t->incoming.TakeManifest(manifest, options_.identity);
   }

@@ -95,6 +95,10 @@ struct HandoffGrant {
   int64_t position = 0;                          // > 0, a multiple of kBlockTokens
   HandoffBuffers buffers;                        // holds at least `position` tokens
   absl::Time deadline = absl::InfiniteFuture();  // the request's
+  // Of a state that was asked for: what the manifest must name; and how long to wait for it, where that is
+  // not HandoffReceiverOptions::unclaimed_max.
+  std::string prefix;
+  absl::Duration unclaimed_max = absl::InfiniteDuration();
 };
 
 struct HandoffReceiverStats {

@@ -28,6 +28,7 @@ struct Transfer {
   Transfer(const StateLayout& layout, HandoffStart start)
       : request_id(std::move(start.request_id)),
         serial(start.serial),
+        prefix(std::move(start.prefix)),
         plan(layout, static_cast<int64_t>(start.landing.position()),
              static_cast<int64_t>(start.landing.have_blocks())),
         crcs(static_cast<size_t>(plan.size())),
@@ -40,6 +41,7 @@ struct Transfer {
 
   const RequestId request_id;
   const uint32_t serial;
+  const std::string prefix;
   const RegionPlan plan;
   mesh::TransferKey key;
   PeerId peer = 0;
@@ -82,7 +84,9 @@ class HandoffSender::Impl : public std::enable_shared_from_this<Impl> {
 
   absl::Status Begin(HandoffStart start);
   void SendBlock(const RequestId& request_id, int64_t block, SlotRef pin);
-  void SendLayer(const RequestId& request_id, int64_t kda_layer, SlotRef slab);
+  void SendLayer(const RequestId& request_id, int64_t kda_layer, std::span<const float> state,
+                 std::span<const float> conv, const SlotRef& pin);
+  const StateLayout& layout() const { return options_.layout; }
   void Cancel(const RequestId& request_id);
   void Tick(absl::Time now);
   void KeepAlive(absl::Time now);
@@ -172,6 +176,7 @@ void HandoffSender::Impl::SendManifest(const TransferPtr& t) {
   manifest.set_model_digest(options_.identity.digest);
   manifest.set_state_layout(options_.identity.state_layout);
   manifest.set_position(static_cast<uint64_t>(t->plan.position()));
+  manifest.set_prefix(t->prefix);
   for (int64_t i = 0; i < t->plan.size(); ++i) AddRegion(manifest, t->plan, i);
   SendMessage(t, MessageType::kHandoffManifest, key_only, manifest.SerializeAsString());
 }
@@ -219,15 +224,15 @@ void HandoffSender::Impl::SendBlock(const RequestId& request_id, int64_t block, 
   Pump(t);
 }
 
-void HandoffSender::Impl::SendLayer(const RequestId& request_id, int64_t kda_layer, SlotRef slab) {
+void HandoffSender::Impl::SendLayer(const RequestId& request_id, int64_t kda_layer,
+                                    std::span<const float> state, std::span<const float> conv,
+                                    const SlotRef& pin) {
   const TransferPtr t = Find(request_id);
   if (t == nullptr) return;
   CHECK(kda_layer >= 0 && kda_layer < options_.layout.kda_layers, "KDA layer %d of %d", kda_layer,
         options_.layout.kda_layers);
-  Give(t, t->plan.StateIndex(kda_layer), SlabStateSpan(options_.layout, slab.data(), kda_layer),
-       slab);
-  Give(t, t->plan.ConvIndex(kda_layer), SlabConvSpan(options_.layout, slab.data(), kda_layer),
-       slab);
+  Give(t, t->plan.StateIndex(kda_layer), state, pin);
+  Give(t, t->plan.ConvIndex(kda_layer), conv, pin);
   Pump(t);
 }
 
@@ -521,7 +526,15 @@ void HandoffSender::SendBlock(const RequestId& request_id, int64_t block, SlotRe
   impl_->SendBlock(request_id, block, std::move(pin));
 }
 void HandoffSender::SendLayer(const RequestId& request_id, int64_t kda_layer, SlotRef slab) {
-  impl_->SendLayer(request_id, kda_layer, std::move(slab));
+  const StateLayout& layout = impl_->layout();
+  impl_->SendLayer(request_id, kda_layer, SlabStateSpan(layout, slab.data(), kda_layer),
+                   SlabConvSpan(layout, slab.data(), kda_layer), slab);
+}
+void HandoffSender::SendSnapshotLayer(const RequestId& request_id, int64_t kda_layer,
+                                      SlotRef snapshot) {
+  const StateLayout& layout = impl_->layout();
+  impl_->SendLayer(request_id, kda_layer, SnapshotStateSpan(layout, snapshot.data(), kda_layer),
+                   SnapshotConvSpan(layout, snapshot.data(), kda_layer), snapshot);
 }
 void HandoffSender::Cancel(const RequestId& request_id) { impl_->Cancel(request_id); }
 void HandoffSender::Tick(absl::Time now) { impl_->Tick(now); }

@@ -47,6 +47,7 @@ struct HandoffStart {
   uint32_t serial = 0;  // the caller's; comes back in the result
   mesh::Landing landing;
   absl::Time deadline = absl::InfiniteFuture();  // the request's
+  std::string prefix;                            // of the manifest
 };
 
 // How a transfer ended; exactly one per Begin that returned OK, unless it was cancelled.
@@ -92,6 +93,9 @@ class HandoffSender final : public MessageHandler {
   // slab; this layer's part must not change from now on. Each layer once. The seal follows the last
   // region by itself.
   void SendLayer(const RequestId& request_id, int64_t kda_layer, SlotRef slab);
+
+  // The same for a layer that lies in a snapshot.
+  void SendSnapshotLayer(const RequestId& request_id, int64_t kda_layer, SlotRef snapshot);
 
   // Stops sending; no result is reported. Unknown requests are ignored, as in SendBlock and
   // SendLayer.

@@ -14,6 +14,7 @@ absl::StatusCode ReasonCode(mesh::RefusalReason reason) {
     case mesh::NONE:
       return absl::StatusCode::kOk;
     case mesh::UNKNOWN_TRANSFER:
+    case mesh::NOT_HELD:
       return absl::StatusCode::kNotFound;
     case mesh::STALE_EPOCH:
     case mesh::WRONG_MODEL:
@@ -21,6 +22,8 @@ absl::StatusCode ReasonCode(mesh::RefusalReason reason) {
       return absl::StatusCode::kFailedPrecondition;
     case mesh::TIMEOUT:
       return absl::StatusCode::kDeadlineExceeded;
+    case mesh::BUSY:
+      return absl::StatusCode::kResourceExhausted;
     case mesh::PEER_LOST:
       return absl::StatusCode::kUnavailable;
     default:
@@ -100,6 +103,16 @@ std::span<float> SlabStateSpan(const StateLayout& layout, float* slab, int64_t k
 
 std::span<float> SlabConvSpan(const StateLayout& layout, float* slab, int64_t kda_layer) {
   return {slab + kda_layer * layout.slab_layer_floats() + layout.s_floats(),
+          static_cast<size_t>(layout.conv_floats())};
+}
+
+std::span<float> SnapshotStateSpan(const StateLayout& layout, float* snapshot, int64_t kda_layer) {
+  return {snapshot + kda_layer * (layout.s_floats() + layout.conv_floats()),
+          static_cast<size_t>(layout.s_floats())};
+}
+
+std::span<float> SnapshotConvSpan(const StateLayout& layout, float* snapshot, int64_t kda_layer) {
+  return {SnapshotStateSpan(layout, snapshot, kda_layer).data() + layout.s_floats(),
           static_cast<size_t>(layout.conv_floats())};
 }
 

@@ -86,6 +86,9 @@ class RegionPlan {
 // block layouts are the canonical wire layout, so these spans are sent and received as they are.
 std::span<float> SlabStateSpan(const StateLayout& layout, float* slab, int64_t kda_layer);
 std::span<float> SlabConvSpan(const StateLayout& layout, float* slab, int64_t kda_layer);
+// The same of a snapshot's memory: [kda layer][S | conv] (runtime/cache/prefix_cache.h).
+std::span<float> SnapshotStateSpan(const StateLayout& layout, float* snapshot, int64_t kda_layer);
+std::span<float> SnapshotConvSpan(const StateLayout& layout, float* snapshot, int64_t kda_layer);
 std::span<float> BlockLatentsSpan(const StateLayout& layout, float* block, int64_t mla_layer);
 
 }  // namespace deltamesh

@@ -25,6 +25,8 @@ struct IncomingTransfer {
   HandoffBuffers buffers;
   IncomingState incoming;  // into the memory of `buffers`
   mesh::TransferKey key;
+  std::string prefix;  // that the manifest must name
+  absl::Duration unclaimed_max;
   absl::Time limit;     // the request's deadline
   absl::Time deadline;  // never after `limit`; moves with what arrives until the seal does
   PeerId peer = 0;      // bound by the first manifest

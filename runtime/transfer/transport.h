@@ -35,6 +35,8 @@ enum class MessageType : uint16_t {
   kExpertCombine = 6,
   kProbe = 7,
   kHandoffAlive = 8,
+  kStateFetch = 9,
+  kStateFetchRefused = 10,
 };
 
 // A connection as this side knows it; never reused within a process. 0 is none.

@@ -34,21 +34,35 @@ std::string Found(const v1::RequestExplanation& r) {
   return absl::StrFormat("latents to %d (%s), %s", r.latent_tokens(), r.latents_at(), snapshot);
 }
 
+std::string Fetch(const v1::PlacementCandidate& c) {
+  if (c.fetch_from().empty()) return "";
+  return absl::StrFormat(", %d of them fetched from %s: %s in %s", c.fetch_tokens(), c.fetch_from(),
+                         Bytes(c.fetch_bytes()), Seconds(c.fetch_seconds()));
+}
+
 std::string Line(const v1::PlacementCandidate& c) {
   const std::string who =
       c.prefill().empty() ? c.decode() + " alone" : c.prefill() + " -> " + c.decode();
   const std::string total =
       c.room() ? Seconds(c.queue_seconds() + c.move_seconds() + c.compute_seconds()) : "no room";
   return absl::StrFormat(
-      "  %s %-32s %10s = queue %s + move %s (%s) + compute %s (%d tokens, %d cached)\n",
+      "  %s %-32s %10s = queue %s + move %s (%s) + compute %s (%d tokens, %d cached%s)\n",
       c.chosen() ? "*" : " ", who, total, Seconds(c.queue_seconds()), Seconds(c.move_seconds()),
-      Bytes(c.move_bytes()), Seconds(c.compute_seconds()), c.compute_tokens(), c.cached_tokens());
+      Bytes(c.move_bytes() + c.fetch_bytes()), Seconds(c.compute_seconds()), c.compute_tokens(),
+      c.cached_tokens(), Fetch(c));
 }
 
 std::string Outcome(const v1::RequestExplanation& r) {
   std::string out;
   if (r.has_ttft_seconds()) out += "first token after " + Seconds(r.ttft_seconds()) + ", ";
   out += absl::StrFormat("%d tokens restored", r.restored_tokens());
+  if (r.fetched_tokens() > 0) {
+    out += absl::StrFormat(", %d of them fetched from %s: %s in %s", r.fetched_tokens(),
+                           r.fetched_from(), Bytes(r.fetched_bytes()), Seconds(r.fetch_seconds()));
+  }
+  if (!r.fetch_refusal().empty()) {
+    out += absl::StrFormat(", not fetched from %s (%s)", r.fetched_from(), r.fetch_refusal());
+  }
   if (r.handoff_bytes() > 0) {
     out += absl::StrFormat(", %s handed over in %s", Bytes(r.handoff_bytes()),
                            Seconds(r.handoff_seconds()));

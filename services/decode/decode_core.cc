@@ -22,26 +22,30 @@ struct DecodeCore::Request : AdmittedRequest {
   int64_t generated = 0;
 
   bool landing() const { return transfer != 0; }
-  bool loading() const { return load != nullptr; }  // neither: running
+  bool loading() const { return load != nullptr; }  // nor fetching: running
 };
 
 DecodeCore::DecodeCore(const DecodeOptions& options, mesh::Register registration, Engine* engine,
-                       HandoffReceiver* receiver,
-                       std::function<void(const mesh::MeshView&)> on_view)
+                       const TransferEnds& ends, std::function<void(const mesh::MeshView&)> on_view)
     : options_(options),
       engine_(engine),
-      receiver_(receiver),
+      ends_(ends),
       on_view_(std::move(on_view)),
       links_(std::move(registration)),
       steps_(engine),
       prefixes_(options_.cache, options_.tier, links_.registration().model()),
+      fetches_(options_.fetch, engine->pools(), &prefixes_, ends, &links_),
+      served_(options_.fetch, options_.cache, &links_.registration(), ends),
       teller_(options_.cache, options_.tier),
       sessions_(options_.tier, &links_),
       requests_({.name = "decode",
                  .requests_max = options.requests_max,
-                 .end_transfer = [receiver](const RequestId& id) { receiver->Revoke(id); },
+                 .end_transfer = [receiver =
+                                      ends.receiver](const RequestId& id) { receiver->Revoke(id); },
+                 .end_fetch = [this](const RequestId& id) { fetches_.Cancel(id); },
                  .doing = [](const Request& request) -> std::string_view {
                    if (request.loading()) return "its state was read from the store";
+                   if (request.fetching) return "its state was fetched from another worker";
                    return request.landing() ? "it was waiting for its state" : "it was running";
                  }},
                 &links_, engine) {}
@@ -121,14 +125,17 @@ absl::Status DecodeCore::Admit(Request& request, absl::Time now) {
   const int64_t reach = (prompt.size() - 1) / kBlockTokens * kBlockTokens;
   prefixes_.Open(request.start.cache(), {prompt.data(), static_cast<size_t>(prompt.size())}, reach,
                  &request.prompt);
-  if (request.start.handoff_tokens() == 0) {
-    request.load = prefixes_.Load(request.prompt, steps_.prompt_tokens_per_second(), now);
-    return request.loading() ? absl::OkStatus() : Run(request, nullptr, now);
-  }
-  // The whole answer's blocks are taken now, so that Run cannot find the pools full.
+  // The whole answer's blocks are taken with what arrives, so that Run cannot find the pools full.
   const int64_t tokens =
       std::min<int64_t>(request.start.prompt_size() + int64_t{request.start.max_tokens()},
                         engine_->options().context_tokens_max);
+  if (request.start.handoff_tokens() == 0) {
+    if (request.start.has_fetch() &&
+        fetches_.Begin(&request, request.prompt, request.start.fetch(), tokens, now)) {
+      return absl::OkStatus();
+    }
+    return LoadOrRun(request, now);
+  }
   std::vector<SlotRef> held = prefixes_.Latents(request.prompt);
   held.resize(
       std::min(held.size(), static_cast<size_t>(request.start.handoff_tokens() / kBlockTokens)));
@@ -144,7 +151,7 @@ absl::Status DecodeCore::GrantLanding(Request& request, HandoffBuffers buffers) 
   grant.position = static_cast<int64_t>(request.start.handoff_tokens());
   grant.buffers = std::move(buffers);
   grant.deadline = request.deadline;
-  ASSIGN_OR_RETURN(mesh::Landing landing, receiver_->Grant(std::move(grant)));
+  ASSIGN_OR_RETURN(mesh::Landing landing, ends_.receiver->Grant(std::move(grant)));
 
   mesh::WorkerMessage message;
   message.mutable_landing_granted()->set_request_id(request.id);
@@ -161,6 +168,8 @@ absl::Status DecodeCore::Run(Request& request, std::unique_ptr<SequenceState> st
   spec.prompt.assign(request.start.prompt().begin(), request.start.prompt().end());
   if (state == nullptr) {
     RETURN_IF_ERROR(prefixes_.Restore(&request.prompt, &spec, now));
+  } else if (request.start.handoff_tokens() == 0) {
+    RETURN_IF_ERROR(prefixes_.Adopt(&request.prompt, std::move(state), &spec, now));
   } else {
     spec.state = std::move(state);
   }
@@ -174,7 +183,21 @@ absl::Status DecodeCore::Run(Request& request, std::unique_ptr<SequenceState> st
   return absl::OkStatus();
 }
 
-void DecodeCore::RunLoaded(absl::Time now) {
+absl::Status DecodeCore::LoadOrRun(Request& request, absl::Time now) {
+  request.load = prefixes_.Load(request.prompt, steps_.prompt_tokens_per_second(), now);
+  return request.loading() ? absl::OkStatus() : Run(request, nullptr, now);
+}
+
+void DecodeCore::RunArrived(absl::Time now) {
+  for (FetchEnded& fetched : fetches_.TakeEnded()) {
+    Request* request = requests_.Find(fetched.request);
+    if (request == nullptr || !request->fetching) continue;
+    request->fetching = false;
+    const absl::Status status = fetched.state == nullptr
+                                    ? LoadOrRun(*request, now)
+                                    : Run(*request, std::move(fetched.state), now);
+    if (!status.ok()) requests_.Fail(*request, status);
+  }
   std::vector<RequestId> ended;
   requests_.ForEach([&](const Request& request) {
     if (request.loading() && prefixes_.Ended(request.load, now)) ended.push_back(request.id);
@@ -189,7 +212,16 @@ void DecodeCore::RunLoaded(absl::Time now) {
 
 // ---- hand-offs -----------------------------------------------------------------------------------
 
+void DecodeCore::OnHandoffSent(const HandoffSent& result, absl::Time) {
+  served_.OnHandoffSent(result);
+}
+
+void DecodeCore::OnFetchEvent(const FetchEvent& event, absl::Time now) {
+  HandleFetchEvent(event, now, fetches_, served_);
+}
+
 void DecodeCore::OnHandoffEvent(HandoffEvent event, absl::Time now) {
+  if (fetches_.OnHandoffEvent(event, now)) return;
   if (auto* completed = std::get_if<HandoffCompleted>(&event)) {
     OnCompleted(std::move(*completed), now);
   } else {
@@ -252,7 +284,8 @@ void DecodeCore::SendHandoffResult(const Request& request, const absl::Status& s
 bool DecodeCore::Step(absl::Time now) {
   prefixes_.SetTime(now);
   prefixes_.Poll(now);
-  RunLoaded(now);
+  RunArrived(now);
+  served_.Step();
   const std::optional<StepReport> report = steps_.Step(now);
   if (report) Relay(*report, now);
   teller_.Tell(links_);
@@ -292,11 +325,14 @@ void DecodeCore::Relay(const StepReport& report, absl::Time now) {
 }
 
 void DecodeCore::Tick(absl::Time now) {
-  receiver_->Tick(now);
+  ends_.receiver->Tick(now);
+  ends_.sender->Tick(now);
+  fetches_.Tick(now);
+  served_.Step();
   requests_.Expire(now);
   prefixes_.SetTime(now);
   prefixes_.Poll(now);
-  RunLoaded(now);
+  RunArrived(now);
   teller_.Tell(links_);
   sessions_.Step(now);
   links_.Tick(load(), now);
@@ -309,7 +345,9 @@ void DecodeCore::Drain(absl::Time) {
 
 // ---- what others see -----------------------------------------------------------------------------
 
-bool DecodeCore::Idle() const { return requests_.empty() && sessions_.idle(); }
+bool DecodeCore::Idle() const {
+  return requests_.empty() && served_.open() == 0 && sessions_.idle();
+}
 
 int64_t DecodeCore::landing() const {
   int64_t landing = 0;
@@ -327,7 +365,7 @@ mesh::Heartbeat DecodeCore::load() {
   mesh::Heartbeat load = steps_.Load(requests_.draining());
   prefixes_.AddReclaimable(&load);
   prefixes_.AddStoreRate(&load);
-  load.set_waiting(load.waiting() + static_cast<uint64_t>(landing() + loading()));
+  load.set_waiting(load.waiting() + static_cast<uint64_t>(landing() + loading() + fetches_.open()));
   return load;
 }
 
@@ -344,6 +382,8 @@ std::vector<MetricSample> DecodeCore::Metrics() const {
                         .seconds = "First segment to last, summed over complete hand-offs."},
                        list);
   list.Gauge("requests", kHeldHelp, landing(), {{"state", "landing"}});
+  fetches_.AddMetrics(list);
+  served_.AddMetrics(list);
   list.Gauge("requests", kHeldHelp, loading(), {{"state", "loading"}});
   return list.Take();
 }

@@ -1,7 +1,8 @@
 // The logic of a decode worker: admits sequences, waits for their state, steps the engine, streams tokens.
 //
-// A request is in one of three states: loading (its state is read from the store; nothing is reserved),
-// landing (slab and blocks reserved, a transfer granted) or running (in the engine).
+// A request is in one of four states: loading (its state is read from the store; nothing is reserved),
+// fetching (slab and blocks reserved, its state is asked for from another worker), landing (reserved, a
+// transfer granted) or running (in the engine).
 //
 // See worker_core.h for the rules of a core.
 #pragma once
@@ -14,13 +15,15 @@
 
 #include "absl/status/status.h"
 #include "runtime/engine/engine.h"
-#include "runtime/transfer/handoff_receiver.h"
 #include "services/worker/engine_steps.h"
+#include "services/worker/fetch_client.h"
+#include "services/worker/fetch_server.h"
 #include "services/worker/handoff_counts.h"
 #include "services/worker/prefix_keeper.h"
 #include "services/worker/prefix_teller.h"
 #include "services/worker/request_table.h"
 #include "services/worker/session_desk.h"
+#include "services/worker/transfer_ends.h"
 #include "services/worker/worker_links.h"
 
 namespace deltamesh {
@@ -30,20 +33,22 @@ struct DecodeOptions {
   int64_t handoffs_max = 16;     // hand-offs refused for one request
   PrefixCache* cache = nullptr;  // not owned; null: nothing is found or kept
   StateTier* tier = nullptr;     // below the cache; not owned, may be null
+  FetchOptions fetch;
 };
 
-class DecodeCore final : public WorkerCore {
+class DecodeCore final : public StateWorkerCore {
  public:
   // Pointers are not owned and must outlive the core. `on_view` gets the expert shards on each change.
   DecodeCore(const DecodeOptions& options, mesh::Register registration, Engine* engine,
-             HandoffReceiver* receiver, std::function<void(const mesh::MeshView&)> on_view);
+             const TransferEnds& ends, std::function<void(const mesh::MeshView&)> on_view);
   ~DecodeCore() override;
 
   void OnLinkOpened(LinkId link, absl::Time now) override;
   void OnLinkClosed(LinkId link, absl::Time now) override;
   void OnRouterMessage(LinkId link, const mesh::RouterMessage& message, absl::Time now) override;
-  // How a transfer ended, as the receiver tells it.
-  void OnHandoffEvent(HandoffEvent event, absl::Time now);
+  void OnHandoffSent(const HandoffSent& result, absl::Time now) override;
+  void OnHandoffEvent(HandoffEvent event, absl::Time now) override;
+  void OnFetchEvent(const FetchEvent& event, absl::Time now) override;
 
   bool Step(absl::Time now) override;
   void Tick(absl::Time now) override;
@@ -67,8 +72,10 @@ class DecodeCore final : public WorkerCore {
   absl::Status GrantLanding(Request& request, HandoffBuffers buffers);
   // Null: from what the cache has.
   absl::Status Run(Request& request, std::unique_ptr<SequenceState> state, absl::Time now);
-  // Runs those whose state has been read, or who should not wait for it any more.
-  void RunLoaded(absl::Time now);
+  // Has a state read from the store, or else runs from what is here.
+  absl::Status LoadOrRun(Request& request, absl::Time now);
+  // Runs those whose state has been read or fetched, or who should not wait for it any more.
+  void RunArrived(absl::Time now);
   void OnCompleted(HandoffCompleted event, absl::Time now);
   void OnRefused(HandoffRefused event);
   void SendHandoffResult(const Request& request, const absl::Status& status,
@@ -78,12 +85,14 @@ class DecodeCore final : public WorkerCore {
 
   const DecodeOptions options_;
   Engine* const engine_;
-  HandoffReceiver* const receiver_;
+  const TransferEnds ends_;
   const std::function<void(const mesh::MeshView&)> on_view_;
   WorkerLinks links_;
   EngineSteps steps_;
   HandoffCounts handoffs_;
   PrefixKeeper prefixes_;
+  FetchClient fetches_;
+  FetchServer served_;
   PrefixTeller teller_;
   SessionDesk sessions_;
   uint64_t generated_tokens_ = 0;

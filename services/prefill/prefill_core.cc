@@ -27,29 +27,34 @@ struct PrefillCore::Request : AdmittedRequest {
   int64_t blocks_sent = 0;     // leading blocks given to the sender
 
   bool loading() const { return load != nullptr; }
-  bool computed() const { return sequence.value == 0 && !loading(); }
+  bool computed() const { return sequence.value == 0 && !loading() && !fetching; }
 };
 
 PrefillCore::PrefillCore(PrefillOptions options, mesh::Register registration, Engine* engine,
-                         HandoffSender* sender, std::function<void(const mesh::MeshView&)> on_view)
+                         const TransferEnds& ends,
+                         std::function<void(const mesh::MeshView&)> on_view)
     : options_(std::move(options)),
       engine_(engine),
-      sender_(sender),
+      ends_(ends),
       on_view_(std::move(on_view)),
       links_(std::move(registration)),
       steps_(engine),
       prefixes_(options_.cache, options_.tier, links_.registration().model()),
+      fetches_(options_.fetch, engine->pools(), &prefixes_, ends, &links_),
+      served_(options_.fetch, options_.cache, &links_.registration(), ends),
       teller_(options_.cache, options_.tier),
       sessions_(options_.tier, &links_),
-      requests_({.name = "prefill",
-                 .requests_max = options_.requests_max,
-                 .end_transfer = [sender](const RequestId& id) { sender->Cancel(id); },
-                 .doing = [](const Request& request) -> std::string_view {
-                   if (request.loading()) return "its state was read from the store";
-                   return request.computed() ? "its prompt was being sent"
-                                             : "its prompt was computed";
-                 }},
-                &links_, engine) {}
+      requests_(
+          {.name = "prefill",
+           .requests_max = options_.requests_max,
+           .end_transfer = [sender = ends.sender](const RequestId& id) { sender->Cancel(id); },
+           .end_fetch = [this](const RequestId& id) { fetches_.Cancel(id); },
+           .doing = [](const Request& request) -> std::string_view {
+             if (request.loading()) return "its state was read from the store";
+             if (request.fetching) return "its state was fetched from another worker";
+             return request.computed() ? "its prompt was being sent" : "its prompt was computed";
+           }},
+          &links_, engine) {}
 
 PrefillCore::~PrefillCore() = default;
 
@@ -114,36 +119,56 @@ absl::Status PrefillCore::Admit(Request& request, const mesh::StartPrefill& mess
   }
   request.tokens.assign(message.tokens().begin(), message.tokens().end());
   prefixes_.Open(message.cache(), request.tokens, request.position, &request.prompt);
-  request.load = prefixes_.Load(request.prompt, steps_.prompt_tokens_per_second(), now);
-  // The receiver hears of the transfer at once, however long a state is read.
-  if (!request.loading()) RETURN_IF_ERROR(Compute(request, now));
+  if (message.has_fetch())
+    fetches_.Begin(&request, request.prompt, message.fetch(), request.position, now);
+  // The receiver hears of the transfer at once, however long a state is fetched or read.
+  if (!request.fetching) RETURN_IF_ERROR(LoadOrCompute(request, now));
   HandoffStart start;
   start.request_id = request.id;
   start.serial = requests_.OpenTransfer(request);
   start.landing = message.landing();
   start.deadline = request.deadline;
-  RETURN_IF_ERROR(sender_->Begin(std::move(start)));
+  RETURN_IF_ERROR(ends_.sender->Begin(std::move(start)));
   if (request.whole != nullptr) SendRestored(request, now);
   return absl::OkStatus();
 }
 
-absl::Status PrefillCore::Compute(Request& request, absl::Time now) {
+absl::Status PrefillCore::LoadOrCompute(Request& request, absl::Time now) {
+  request.load = prefixes_.Load(request.prompt, steps_.prompt_tokens_per_second(), now);
+  return request.loading() ? absl::OkStatus() : Compute(request, nullptr, now);
+}
+
+absl::Status PrefillCore::Compute(Request& request, std::unique_ptr<SequenceState> state,
+                                  absl::Time now) {
   SequenceSpec spec;
   spec.request = request.id;
   spec.prompt = std::exchange(request.tokens, {});
   spec.stop_at = request.position;
   spec.layer_final = [this, id = request.id](int64_t layer, const SequenceState& state) {
     const int64_t kda = options_.kda_index[static_cast<size_t>(layer)];
-    if (kda >= 0) sender_->SendLayer(id, kda, state.slab());
+    if (kda >= 0) ends_.sender->SendLayer(id, kda, state.slab());
   };
-  RETURN_IF_ERROR(prefixes_.Restore(&request.prompt, &spec, now));
+  if (state == nullptr) {
+    RETURN_IF_ERROR(prefixes_.Restore(&request.prompt, &spec, now));
+  } else {
+    RETURN_IF_ERROR(prefixes_.Adopt(&request.prompt, std::move(state), &spec, now));
+  }
   if (request.prompt.restored < request.position)
     return requests_.AddSequence(request, std::move(spec));
   request.whole = std::move(spec.state);
   return absl::OkStatus();
 }
 
-void PrefillCore::ComputeLoaded(absl::Time now) {
+void PrefillCore::ComputeArrived(absl::Time now) {
+  for (FetchEnded& fetched : fetches_.TakeEnded()) {
+    Request* request = requests_.Find(fetched.request);
+    if (request == nullptr || !request->fetching) continue;
+    request->fetching = false;
+    Computes(*request,
+             fetched.state == nullptr ? LoadOrCompute(*request, now)
+                                      : Compute(*request, std::move(fetched.state), now),
+             now);
+  }
   std::vector<RequestId> ended;
   requests_.ForEach([&](const Request& request) {
     if (request.loading() && prefixes_.Ended(request.load, now)) ended.push_back(request.id);
@@ -151,12 +176,15 @@ void PrefillCore::ComputeLoaded(absl::Time now) {
   for (const RequestId& id : ended) {
     Request* request = requests_.Find(id);
     request->load = nullptr;
-    const absl::Status status = Compute(*request, now);
-    if (!status.ok()) {
-      requests_.Fail(*request, status);
-    } else if (request->whole != nullptr) {
-      SendRestored(*request, now);
-    }
+    Computes(*request, Compute(*request, nullptr, now), now);
+  }
+}
+
+void PrefillCore::Computes(Request& request, const absl::Status& status, absl::Time now) {
+  if (!status.ok()) {
+    requests_.Fail(request, status);
+  } else if (request.whole != nullptr) {
+    SendRestored(request, now);
   }
 }
 
@@ -164,7 +192,7 @@ void PrefillCore::SendRestored(Request& request, absl::Time now) {
   const std::unique_ptr<SequenceState> state = std::move(request.whole);
   SendFullBlocks(request, *state);
   for (int64_t layer = 0; layer < state->layout().kda_layers; ++layer) {
-    sender_->SendLayer(request.id, layer, state->slab());
+    ends_.sender->SendLayer(request.id, layer, state->slab());
   }
   OnComputed(request, now);
 }
@@ -174,7 +202,8 @@ void PrefillCore::SendRestored(Request& request, absl::Time now) {
 bool PrefillCore::Step(absl::Time now) {
   prefixes_.SetTime(now);
   prefixes_.Poll(now);
-  ComputeLoaded(now);
+  ComputeArrived(now);
+  served_.Step();
   const std::optional<StepReport> report = steps_.Step(now);
   if (!report) return false;
   const absl::Time ended = options_.clock != nullptr ? options_.clock->Now() : now;
@@ -198,8 +227,8 @@ bool PrefillCore::Step(absl::Time now) {
 
 void PrefillCore::SendFullBlocks(Request& request, const SequenceState& state) {
   for (; (request.blocks_sent + 1) * kBlockTokens <= state.position(); ++request.blocks_sent) {
-    sender_->SendBlock(request.id, request.blocks_sent,
-                       state.blocks()[static_cast<size_t>(request.blocks_sent)]);
+    ends_.sender->SendBlock(request.id, request.blocks_sent,
+                            state.blocks()[static_cast<size_t>(request.blocks_sent)]);
   }
 }
 
@@ -221,11 +250,14 @@ void PrefillCore::OnComputed(Request& request, absl::Time now) {
 }
 
 void PrefillCore::Tick(absl::Time now) {
-  sender_->Tick(now);
+  ends_.sender->Tick(now);
+  ends_.receiver->Tick(now);
+  fetches_.Tick(now);
+  served_.Step();
   requests_.Expire(now);
   prefixes_.SetTime(now);
   prefixes_.Poll(now);
-  ComputeLoaded(now);
+  ComputeArrived(now);
   teller_.Tell(links_);
   sessions_.Step(now);
   links_.Tick(load(), now);
@@ -238,7 +270,16 @@ void PrefillCore::Drain(absl::Time) {
 
 // ---- the end of a request ------------------------------------------------------------------------
 
+void PrefillCore::OnHandoffEvent(HandoffEvent event, absl::Time now) {
+  fetches_.OnHandoffEvent(event, now);
+}
+
+void PrefillCore::OnFetchEvent(const FetchEvent& event, absl::Time now) {
+  HandleFetchEvent(event, now, fetches_, served_);
+}
+
 void PrefillCore::OnHandoffSent(const HandoffSent& result, absl::Time) {
+  if (served_.OnHandoffSent(result)) return;
   Request* request = requests_.FindTransfer(result.request_id, result.serial);
   if (request == nullptr) return;
   if (result.status.ok()) {
@@ -273,7 +314,9 @@ void PrefillCore::OnHandoffSent(const HandoffSent& result, absl::Time) {
 
 // ---- what others see -----------------------------------------------------------------------------
 
-bool PrefillCore::Idle() const { return requests_.empty() && sessions_.idle(); }
+bool PrefillCore::Idle() const {
+  return requests_.empty() && served_.open() == 0 && sessions_.idle();
+}
 
 int64_t PrefillCore::sending() const {
   int64_t sending = 0;
@@ -291,7 +334,7 @@ mesh::Heartbeat PrefillCore::load() {
   mesh::Heartbeat load = steps_.Load(requests_.draining());
   prefixes_.AddReclaimable(&load);
   prefixes_.AddStoreRate(&load);
-  load.set_waiting(load.waiting() + static_cast<uint64_t>(loading()));
+  load.set_waiting(load.waiting() + static_cast<uint64_t>(loading() + fetches_.open()));
   return load;
 }
 
@@ -307,6 +350,8 @@ std::vector<MetricSample> PrefillCore::Metrics() const {
                         .seconds = "Manifest to verdict, summed over complete hand-offs."},
                        list);
   list.Gauge("requests", kHeldHelp, sending(), {{"state", "sending"}});
+  fetches_.AddMetrics(list);
+  served_.AddMetrics(list);
   list.Gauge("requests", kHeldHelp, loading(), {{"state", "loading"}});
   return list.Take();
 }

@@ -1,6 +1,8 @@
 // The logic of a prefill worker: computes prompts up to a block boundary and sends the state, layer by
 // layer while the last chunk computes, latent blocks as they fill.
 //
+// A prompt whose beginning another worker holds may be fetched from there, or read from the store, first.
+//
 // What is being sent is pinned by the sender; the sequence itself leaves the engine as soon as it is
 // computed, so that the next prompt can begin.
 //
@@ -14,13 +16,15 @@
 #include "absl/status/status.h"
 #include "runtime/base/clock.h"
 #include "runtime/engine/engine.h"
-#include "runtime/transfer/handoff_sender.h"
 #include "services/worker/engine_steps.h"
+#include "services/worker/fetch_client.h"
+#include "services/worker/fetch_server.h"
 #include "services/worker/handoff_counts.h"
 #include "services/worker/prefix_keeper.h"
 #include "services/worker/prefix_teller.h"
 #include "services/worker/request_table.h"
 #include "services/worker/session_desk.h"
+#include "services/worker/transfer_ends.h"
 #include "services/worker/worker_links.h"
 
 namespace deltamesh {
@@ -33,23 +37,25 @@ struct PrefillOptions {
   std::vector<int64_t> kda_index;
   PrefixCache* cache = nullptr;  // not owned; null: every prompt is computed
   StateTier* tier = nullptr;     // below the cache; not owned, may be null
+  FetchOptions fetch;
 };
 
 // PrefillOptions::kda_index of a model.
 std::vector<int64_t> KdaIndexOfLayers(const ModelConfig& config);
 
-class PrefillCore final : public WorkerCore {
+class PrefillCore final : public StateWorkerCore {
  public:
   // Pointers are not owned and must outlive the core. `on_view` gets the expert shards on each change.
   PrefillCore(PrefillOptions options, mesh::Register registration, Engine* engine,
-              HandoffSender* sender, std::function<void(const mesh::MeshView&)> on_view);
+              const TransferEnds& ends, std::function<void(const mesh::MeshView&)> on_view);
   ~PrefillCore() override;
 
   void OnLinkOpened(LinkId link, absl::Time now) override;
   void OnLinkClosed(LinkId link, absl::Time now) override;
   void OnRouterMessage(LinkId link, const mesh::RouterMessage& message, absl::Time now) override;
-  // How a transfer ended, as the sender tells it.
-  void OnHandoffSent(const HandoffSent& result, absl::Time now);
+  void OnHandoffSent(const HandoffSent& result, absl::Time now) override;
+  void OnHandoffEvent(HandoffEvent event, absl::Time now) override;
+  void OnFetchEvent(const FetchEvent& event, absl::Time now) override;
 
   bool Step(absl::Time now) override;
   void Tick(absl::Time now) override;
@@ -69,10 +75,14 @@ class PrefillCore final : public WorkerCore {
 
   void OnStartPrefill(LinkId link, const mesh::StartPrefill& message, absl::Time now);
   absl::Status Admit(Request& request, const mesh::StartPrefill& message, absl::Time now);
-  // Computes what the cache does not have.
-  absl::Status Compute(Request& request, absl::Time now);
-  // Computes for those whose state has been read, or who should not wait for it any more.
-  void ComputeLoaded(absl::Time now);
+  // Has a state read from the store, or else computes what the cache does not have.
+  absl::Status LoadOrCompute(Request& request, absl::Time now);
+  // Computes what the cache, or with a state that state, does not have.
+  absl::Status Compute(Request& request, std::unique_ptr<SequenceState> state, absl::Time now);
+  // Computes for those whose state has been read or fetched, or who should not wait for it any more.
+  void ComputeArrived(absl::Time now);
+  // What became of a request that was to be computed.
+  void Computes(Request& request, const absl::Status& status, absl::Time now);
   void SendFullBlocks(Request& request, const SequenceState& state);
   // The whole state was restored: there is nothing to compute.
   void SendRestored(Request& request, absl::Time now);
@@ -80,12 +90,14 @@ class PrefillCore final : public WorkerCore {
 
   const PrefillOptions options_;
   Engine* const engine_;
-  HandoffSender* const sender_;
+  const TransferEnds ends_;
   const std::function<void(const mesh::MeshView&)> on_view_;
   WorkerLinks links_;
   EngineSteps steps_;
   HandoffCounts handoffs_;
   PrefixKeeper prefixes_;
+  FetchClient fetches_;
+  FetchServer served_;
   PrefixTeller teller_;
   SessionDesk sessions_;
   RequestTable<Request> requests_;

@@ -19,6 +19,8 @@ void Clear(Decision& d) {
   fresh.latents_at = keep(d.latents_at);
   fresh.snapshot_at = keep(d.snapshot_at);
   fresh.message = keep(d.message);
+  fresh.fetched_from = keep(d.fetched_from);
+  fresh.fetch_refusal = keep(d.fetch_refusal);
   fresh.candidates = std::move(d.candidates);
   d = std::move(fresh);
 }

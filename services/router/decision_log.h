@@ -25,6 +25,10 @@ struct DecisionCandidate {
   int64_t cached_tokens = 0;   // of the prompt, restored where it is computed
   int64_t compute_tokens = 0;  // of the prompt, by both
   int64_t move_bytes = 0;      // from the prefill to the decode worker
+  std::string fetch_from;      // who sends a part of what is cached first; empty: nobody
+  int64_t fetch_tokens = 0;
+  int64_t fetch_bytes = 0;
+  double fetch_seconds = 0;  // of cost.move
   CostParts cost;
   bool room = true;  // else it was no choice
 };
@@ -61,6 +65,10 @@ struct Decision {
   int64_t handoffs_refused = 0;
   int64_t handoff_bytes = 0;
   double handoff_seconds = 0;
+  std::string fetched_from;  // empty: nobody was asked
+  int64_t fetched_tokens = 0, fetched_bytes = 0;
+  double fetch_seconds = 0;
+  std::string fetch_refusal;  // of the last one; empty: it was not refused
   int64_t restored_tokens = 0;
   int64_t completion_tokens = 0;
   double ttft_seconds = -1;  // below 0: no token yet

@@ -22,6 +22,10 @@ void FillCandidate(const DecisionCandidate& c, bool chosen, v1::PlacementCandida
   out->set_move_bytes(static_cast<uint64_t>(c.move_bytes));
   out->set_queue_seconds(c.cost.queue);
   out->set_move_seconds(c.cost.move);
+  out->set_fetch_from(c.fetch_from);
+  out->set_fetch_tokens(static_cast<uint64_t>(c.fetch_tokens));
+  out->set_fetch_bytes(static_cast<uint64_t>(c.fetch_bytes));
+  out->set_fetch_seconds(c.fetch_seconds);
   out->set_compute_seconds(c.cost.compute);
   out->set_room(c.room);
   out->set_chosen(chosen);
@@ -64,6 +68,11 @@ void FillExplanation(const Decision& d, v1::RequestExplanation* out) {
   out->set_handoffs_refused(static_cast<uint32_t>(d.handoffs_refused));
   out->set_handoff_bytes(count(d.handoff_bytes));
   out->set_handoff_seconds(d.handoff_seconds);
+  out->set_fetched_from(d.fetched_from);
+  out->set_fetched_tokens(count(d.fetched_tokens));
+  out->set_fetched_bytes(count(d.fetched_bytes));
+  out->set_fetch_seconds(d.fetch_seconds);
+  out->set_fetch_refusal(SafeMessage(d.fetch_refusal));
   out->set_restored_tokens(count(d.restored_tokens));
   out->set_completion_tokens(count(d.completion_tokens));
   if (d.ttft_seconds >= 0) out->set_ttft_seconds(d.ttft_seconds);

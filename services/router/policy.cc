@@ -45,6 +45,22 @@ CostParts PartsAt(const WorkerLoad& worker, const RequestShape& request, const H
   return parts;
 }
 
+// The cheapest of computing what the worker lacks and of bringing a part of it first.
+void ChooseFetch(Candidate& c, const RequestShape& request, double rate) {
+  c.cost = PartsAt(*c.load, request, c.holding, rate);
+  c.fetch.reset();
+  for (size_t i = 0; i < c.holding.fetch_count; ++i) {
+    const FetchOffer& offer = c.holding.fetches[i];
+    const Holding with = {.cached_tokens = offer.tokens,
+                          .transfer_seconds = c.holding.transfer_seconds + offer.seconds};
+    const CostParts cost = PartsAt(*c.load, request, with, rate);
+    const bool first = c.holding.must_fetch && !c.fetch;
+    if (!first && cost.total() >= c.cost.total()) continue;
+    c.cost = cost;
+    c.fetch = i;
+  }
+}
+
 }  // namespace
 
 void Price(std::span<Candidate> candidates, const RequestShape& request, double prompt_rate) {
@@ -54,7 +70,7 @@ void Price(std::span<Candidate> candidates, const RequestShape& request, double 
     if (rate <= 0) rate = prompt_rate;
     if (rate <= 0) rate = c.load->tokens_per_second;
     c.room = HasRoom(*c.load, request);
-    c.cost = PartsAt(*c.load, request, c.holding, rate > 0 ? rate : fallback);
+    ChooseFetch(c, request, rate > 0 ? rate : fallback);
   }
 }
 
@@ -89,7 +105,8 @@ std::optional<WorkerChoice> ChooseWorker(std::span<const WorkerLoad> workers,
     candidates.push_back({.load = &workers[i],
                           .holding = holdings.empty() ? Holding() : holdings[i],
                           .room = false,
-                          .cost = {}});
+                          .cost = {},
+                          .fetch = {}});
   }
   Price(candidates, request, 0);
   const std::optional<size_t> best = Cheapest(candidates, request);

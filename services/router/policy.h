@@ -6,6 +6,7 @@
 // (request, worker), so that several routers and several runs agree.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -36,6 +37,16 @@ struct RequestShape {
   int64_t context_tokens = 0;  // positions it may reach
 };
 
+// A state that another worker holds of the prompt's beginning and that could be brought before the rest is
+// computed.
+struct FetchOffer {
+  size_t source = 0;   // the caller's
+  int64_t tokens = 0;  // of compute_tokens, that need not be computed then
+  int64_t bytes = 0;   // of it that the worker lacks
+  double seconds = 0;  // until it is there
+};
+inline constexpr size_t kFetchOffersMax = 4;
+
 // What the request finds at one worker.
 struct Holding {
   int64_t cached_tokens = 0;    // of compute_tokens, restored instead
@@ -43,6 +54,9 @@ struct Holding {
   int64_t transfer_bytes = 0;   // which is this much
   // Read from the worker's disk before the cached tokens are; the worker computes them when that is quicker.
   int64_t cold_bytes = 0;
+  std::array<FetchOffer, kFetchOffersMax> fetches = {};
+  size_t fetch_count = 0;
+  bool must_fetch = false;  // it is a choice with one of them only
 };
 
 // Seconds, by what they are spent on; in tokens where no rate is known.
@@ -60,13 +74,21 @@ struct Candidate {
   Holding holding;
   bool room = false;
   CostParts cost;
+  std::optional<size_t>
+      fetch;  // of holding.fetches: what is brought first; nothing: what is there is enough
+
+  const FetchOffer* offer() const { return fetch ? &holding.fetches[*fetch] : nullptr; }
+  // Of compute_tokens, that are not computed.
+  int64_t cached_tokens() const { return fetch ? offer()->tokens : holding.cached_tokens; }
 };
-// `prompt_rate` stands in for a worker that has not measured its own; 0: none is known.
+// Fetches where that takes less than computing what it saves. `prompt_rate` stands in for a worker that has
+// not measured its own; 0: none is known.
 void Price(std::span<Candidate> candidates, const RequestShape& request, double prompt_rate);
 // The cheapest priced one that has room; nothing when none has.
 std::optional<size_t> Cheapest(std::span<const Candidate> candidates, const RequestShape& request);
 
 // What Price says of one worker; `fallback_rate` stands in for an unknown rate.
+// Without fetching.
 double EstimateCost(const WorkerLoad& worker, const RequestShape& request, const Holding& holding,
                     double fallback_rate);
 

@@ -108,12 +108,15 @@ struct RouterCounters {
   uint64_t cached_tokens = 0;   // prompt tokens of finished requests that workers restored
   uint64_t placed_prefill = 0;  // placements with a prefill worker
   uint64_t placed_append = 0;   // by a decode worker alone, which held a part of the prompt
+  uint64_t placed_fetch = 0;    // by a decode worker alone, which fetches a part of the prompt
   uint64_t placed_alone = 0;    // by a decode worker alone, from the beginning
   double waited_seconds = 0;    // of placed requests, until they had their place
   uint64_t prefix_lookups = 0;  // of a prompt in the index
   uint64_t prefix_resyncs = 0;  // workers that had to tell their prefixes anew
   std::vector<std::pair<std::string, uint64_t>>
-      handoff_results;  // by reason name; a small known set
+      handoff_results,  // by reason name; a small known set
+      fetch_results;
+  uint64_t fetched_tokens = 0, fetched_bytes = 0;
   SessionCounters sessions;
 };
 

@@ -1,6 +1,7 @@
 // The state behind RouterCore, split over sources by what they do: router_core.cc (life and ends of
 // requests, lost workers, time), router_admission.cc (who is taken in, whose turn it is),
-// router_placement.cc (which workers), router_messages.cc (what workers say).
+// router_placement.cc (which workers), router_fetch.cc
+// (what they fetch from others), router_messages.cc (what workers say).
 #pragma once
 
 #include <map>
@@ -45,6 +46,8 @@ struct RouterRequest {
   LinkId sender = 0;                      // who was last asked to prefill; for its report only
   int64_t decode_blocks = 0, decode_tokens = 0;  // charged
   int64_t prefill_blocks = 0, prefill_tokens = 0;
+  LinkId fetch_from = 0;  // who computes the prompt is to fetch from there; 0: from nobody
+  int64_t fetch_tokens = 0;
   std::string avoid_prefill;  // the worker whose hand-off failed last
   std::optional<absl::Time> prefill_gave_up;
   absl::Status prefill_status;
@@ -133,8 +136,17 @@ class RouterCore::Impl {
     RequestShape shape;
     Holding holding;
     CostParts cost;
+    int64_t cached_tokens = 0;  // of the shape's, with what is fetched
+    LinkId fetch_from = 0;      // 0: nothing is
+    int64_t fetch_tokens = 0;
 
-    int64_t to_compute() const { return shape.compute_tokens - holding.cached_tokens; }
+    int64_t to_compute() const { return shape.compute_tokens - cached_tokens; }
+  };
+  // A worker that could send the state it holds of the prompt in question.
+  struct FetchFrom {
+    const Worker* worker = nullptr;
+    int64_t blocks = 0;
+    double delay = 0;  // until it looks around
   };
   // The workers that a part could go to, with their prices. Of the last try; kept for its memory.
   struct Priced {
@@ -149,7 +161,7 @@ class RouterCore::Impl {
     }
     void Add(Worker* worker, const Holding& holding) {
       workers.push_back(worker);
-      candidates.push_back({.load = &worker->load, .holding = holding, .cost = {}});
+      candidates.push_back({.load = &worker->load, .holding = holding, .cost = {}, .fetch = {}});
     }
   };
   std::optional<Choice> ChoosePrefill(const RouterRequest& r, int64_t position);
@@ -158,6 +170,13 @@ class RouterCore::Impl {
   std::optional<Choice> ChooseDecode(const RouterRequest& r, int64_t position, bool handoff,
                                      bool anyone);
   std::optional<Choice> Choose(Priced& priced);
+  // Fills fetch_from_.
+  void FindFetchSources(const RouterRequest& r);
+  void AddFetches(const Worker& worker, const IndexMatch& match, Holding& holding) const;
+  // Where the state that the worker was chosen with is to be had; nothing: nowhere any more.
+  std::optional<mesh::FetchSource> FetchSourceOf(const RouterRequest& r) const;
+  void OnFetchResult(const Worker& from, const mesh::FetchResult& message);
+  void LearnBandwidth(uint64_t bytes, double seconds);
   // Notes for DecisionLog: a placement, and how the request ended.
   void Explain(const RouterRequest& r, const std::optional<Choice>& prefill, const Choice& decode);
   void ExplainMatch(const RouterRequest& r, Decision& d) const;
@@ -191,13 +210,15 @@ class RouterCore::Impl {
   bool IsRunning(const SessionId& session) const;
 
   Priced prefills_, decodes_, alone_;  // to hand over to, and to compute alone
+  std::vector<FetchFrom> fetch_from_;  // of the last try, the deepest first
   DecisionCandidate scratch_;
 
   RouterRequest* Find(const RequestId& id) {
     const auto it = requests.find(id);
     return it == requests.end() ? nullptr : &it->second;
   }
-  void CountReason(const std::string& name);
+  using Results = std::vector<std::pair<std::string, uint64_t>>;
+  static void CountReason(const std::string& name, Results& results);
   int64_t BlockTokens() const;
 };
 

@@ -29,21 +29,31 @@ std::vector<size_t> CheapestFew(const std::vector<Candidate>& candidates, size_t
 void Describe(const Candidate& decode, const RequestShape& shape, DecisionCandidate& out) {
   out.prefill.clear();
   out.decode = decode.load->name;
-  out.cached_tokens = decode.holding.cached_tokens;
-  out.compute_tokens = shape.compute_tokens - decode.holding.cached_tokens;
+  out.cached_tokens = decode.cached_tokens();
+  out.compute_tokens = shape.compute_tokens - decode.cached_tokens();
   out.move_bytes = decode.holding.transfer_bytes;
   out.cost = decode.cost;
+  out.fetch_from.clear();
+  out.fetch_tokens = out.fetch_bytes = 0;
+  out.fetch_seconds = 0;
   out.room = decode.room;
 }
 
 void AddPrefill(const Candidate& prefill, const RequestShape& shape, DecisionCandidate& out) {
   out.prefill = prefill.load->name;
-  out.cached_tokens += prefill.holding.cached_tokens;
-  out.compute_tokens += shape.compute_tokens - prefill.holding.cached_tokens;
+  out.cached_tokens += prefill.cached_tokens();
+  out.compute_tokens += shape.compute_tokens - prefill.cached_tokens();
   out.cost.queue += prefill.cost.queue;
   out.cost.move += prefill.cost.move;
   out.cost.compute += prefill.cost.compute;
   out.room = out.room && prefill.room;
+}
+
+void AddFetch(const FetchOffer& offer, const std::string& from, DecisionCandidate& out) {
+  out.fetch_from = from;
+  out.fetch_tokens = offer.tokens;
+  out.fetch_bytes = offer.bytes;
+  out.fetch_seconds = offer.seconds;
 }
 
 // "prefill-0>decode-1 0.0312 decode-1 0.4" for people who grep.
@@ -51,9 +61,9 @@ std::string Others(const Decision& d) {
   std::string out;
   for (size_t i = 0; i < std::min(d.candidate_count, kOfEachMax); ++i) {
     const DecisionCandidate& c = d.candidates[i];
-    absl::StrAppendFormat(&out, "%s%s%s%s %.4g%s", i == 0 ? "" : " ", c.prefill,
-                          c.prefill.empty() ? "" : ">", c.decode, c.cost.total(),
-                          c.room ? "" : " (no room)");
+    absl::StrAppendFormat(&out, "%s%s%s%s%s%s %.4g%s", i == 0 ? "" : " ", c.fetch_from,
+                          c.fetch_from.empty() ? "" : "=>", c.prefill, c.prefill.empty() ? "" : ">",
+                          c.decode, c.cost.total(), c.room ? "" : " (no room)");
   }
   return out;
 }
@@ -86,17 +96,24 @@ void RouterCore::Impl::Explain(const RouterRequest& r, const std::optional<Choic
   d->waited_seconds += absl::ToDoubleSeconds(time - r.phase_since);
   ExplainMatch(r, *d);
   d->candidate_count = 0;
+  const auto add_fetch = [this](const Candidate& c) {
+    if (const FetchOffer* offer = c.offer()) {
+      AddFetch(*offer, fetch_from_[offer->source].worker->load.name, scratch_);
+    }
+  };
   const size_t pairs = prefills_.candidates.size() * decodes_.candidates.size();
   const auto few = CheapestFew(prefills_.candidates, kOfEachMax);
   for (const size_t j : CheapestFew(decodes_.candidates, kOfEachMax)) {
     for (const size_t i : few) {
       Describe(decodes_.candidates[j], decodes_.shape, scratch_);
       AddPrefill(prefills_.candidates[i], prefills_.shape, scratch_);
+      add_fetch(prefills_.candidates[i]);
       d->Add(scratch_);
     }
   }
   for (const size_t j : CheapestFew(alone_.candidates, Decision::kCandidatesMax)) {
     Describe(alone_.candidates[j], alone_.shape, scratch_);
+    add_fetch(alone_.candidates[j]);
     d->Add(scratch_);
   }
   d->candidates_left_out =
@@ -146,6 +163,11 @@ void RouterCore::Impl::Conclude(const RouterRequest& r, const absl::Status& stat
                                 {"handoffs_refused", d->handoffs_refused},
                                 {"handoff_bytes", d->handoff_bytes},
                                 {"handoff_seconds", d->handoff_seconds},
+                                {"fetched_from", d->fetched_from},
+                                {"fetched_tokens", d->fetched_tokens},
+                                {"fetched_bytes", d->fetched_bytes},
+                                {"fetch_seconds", d->fetch_seconds},
+                                {"fetch_refusal", d->fetch_refusal},
                                 {"restored_tokens", d->restored_tokens},
                                 {"completion_tokens", d->completion_tokens},
                                 {"ttft_seconds", d->ttft_seconds},

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "deltamesh/mesh/handoff.pb.h"
+#include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
 #include "services/router/output_check.h"
 #include "services/router/router_core_impl.h"
@@ -11,7 +12,8 @@ namespace deltamesh {
 namespace {
 
 // The part of a reason before its details, if it is one we know: label values stay a small set.
-std::string ReasonName(const mesh::HandoffResult& result) {
+template <typename Result>
+std::string ReasonName(const Result& result) {
   if (result.code() == 0) return "OK";
   const std::string name = result.reason().substr(0, result.reason().find_first_of(" :,;"));
   mesh::RefusalReason parsed;
@@ -19,6 +21,7 @@ std::string ReasonName(const mesh::HandoffResult& result) {
 }
 
 constexpr uint64_t kLeastTimedBytes = 1 << 20;
+constexpr size_t kNameBytesMax = 256;  // of what others say, in explanations
 
 absl::StatusCode CodeOf(int32_t code) {
   const bool known = code > 0 && code <= static_cast<int32_t>(absl::StatusCode::kUnauthenticated);
@@ -27,14 +30,14 @@ absl::StatusCode CodeOf(int32_t code) {
 
 }  // namespace
 
-void RouterCore::Impl::CountReason(const std::string& name) {
-  for (auto& [known, count] : counters.handoff_results) {
+void RouterCore::Impl::CountReason(const std::string& name, Results& results) {
+  for (auto& [known, count] : results) {
     if (known == name) {
       ++count;
       return;
     }
   }
-  counters.handoff_results.emplace_back(name, 1);
+  results.emplace_back(name, 1);
 }
 
 void RouterCore::Impl::OnMessage(LinkId link, const mesh::WorkerMessage& message, absl::Time now) {
@@ -73,6 +76,9 @@ void RouterCore::Impl::OnMessage(LinkId link, const mesh::WorkerMessage& message
         OnOutput(from, output, now);
       }
       return PlaceWaiting(now);
+    case mesh::WorkerMessage::kFetchResult:
+      if (decode || prefill) return OnFetchResult(from, message.fetch_result());
+      break;
     case mesh::WorkerMessage::kPrefixes:
       if (decode || prefill) return OnPrefixes(from, message.prefixes());
       break;
@@ -140,6 +146,7 @@ void RouterCore::Impl::OnLanding(const Worker& from, const mesh::LandingGranted&
   }
   if (r->prefill == 0) {
     LookUp(*r, now);
+    FindFetchSources(*r);
     const std::optional<Choice> other = ChoosePrefill(*r, r->handoff_tokens);
     if (!other) {
       // The planned worker is gone and no other has room: plan the whole placement anew.
@@ -151,9 +158,43 @@ void RouterCore::Impl::OnLanding(const Worker& from, const mesh::LandingGranted&
   SendStartPrefill(*r, message.landing(), now);
 }
 
+// A prompt's blocks are sent while it computes, which makes a link look slow and never fast: the best of late
+// counts. Little says nothing.
+void RouterCore::Impl::LearnBandwidth(uint64_t bytes, double seconds) {
+  if (bytes < kLeastTimedBytes || !(seconds > 0) || !std::isfinite(seconds)) return;
+  const double rate = static_cast<double>(bytes) / seconds;
+  handoff_bytes_per_second = std::max(0.99 * handoff_bytes_per_second, rate);
+}
+
+void RouterCore::Impl::OnFetchResult(const Worker& from, const mesh::FetchResult& message) {
+  const bool ok = message.code() == 0;
+  CountReason(ReasonName(message), counters.fetch_results);
+  if (ok) {
+    counters.fetched_tokens += message.tokens();
+    counters.fetched_bytes += message.bytes();
+    LearnBandwidth(message.bytes(), message.transfer_seconds());
+  }
+  RouterRequest* r = Find(message.request_id());
+  if (r == nullptr || (r->decode != from.link && r->sender != from.link) ||
+      message.attempt() != r->attempt) {
+    ++counters.stale_messages;
+    return;
+  }
+  r->phase_since = time;
+  Decision* d = decisions.At(r->decision);
+  if (d == nullptr) return;
+  d->fetched_from = SafeMessage(message.source(), kNameBytesMax);
+  d->fetch_seconds += std::isfinite(message.seconds()) ? message.seconds() : 0;
+  d->fetch_refusal = ok ? "" : SafeMessage(message.reason(), kNameBytesMax);
+  if (!ok) return;
+  d->fetched_tokens = static_cast<int64_t>(
+      std::min<uint64_t>(message.tokens(), static_cast<uint64_t>(r->prompt_tokens())));
+  d->fetched_bytes += static_cast<int64_t>(message.bytes());
+}
+
 void RouterCore::Impl::OnHandoffResult(const Worker& from, const mesh::HandoffResult& message,
                                        absl::Time now) {
-  CountReason(ReasonName(message));
+  CountReason(ReasonName(message), counters.handoff_results);
   RouterRequest* r = Find(message.request_id());
   const bool current = r != nullptr && r->decode == from.link &&
                        r->phase == RequestPhase::kHandoff && message.attempt() == r->attempt;
@@ -170,13 +211,7 @@ void RouterCore::Impl::OnHandoffResult(const Worker& from, const mesh::HandoffRe
       d->handoff_bytes += static_cast<int64_t>(message.bytes());
       d->handoff_seconds += message.seconds();
     }
-    // A prompt's blocks are sent while it computes, which makes a link look slow and never fast: the best
-    // of late counts. Little says nothing.
-    if (message.bytes() >= kLeastTimedBytes && message.seconds() > 0 &&
-        std::isfinite(message.seconds())) {
-      const double rate = static_cast<double>(message.bytes()) / message.seconds();
-      handoff_bytes_per_second = std::max(0.99 * handoff_bytes_per_second, rate);
-    }
+    LearnBandwidth(message.bytes(), message.seconds());
     r->phase = RequestPhase::kDecoding;
     r->phase_since = now;
     return;

@@ -136,6 +136,8 @@ void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool 
          {{"by", "prefill"}});
   follow("deltamesh_placements_total", placed, static_cast<double>(c.placed_append),
          {{"by", "append"}});
+  follow("deltamesh_placements_total", placed, static_cast<double>(c.placed_fetch),
+         {{"by", "fetch"}});
   follow("deltamesh_placements_total", placed, static_cast<double>(c.placed_alone),
          {{"by", "decode"}});
   follow("deltamesh_prefix_index_lookups_total", "Prompts looked up in the prefix index.",
@@ -159,6 +161,17 @@ void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool 
     follow("deltamesh_session_refusals_total", "Calls about sessions, and their records, refused.",
            static_cast<double>(sessions.refused[i]),
            {{"reason", SessionRefusalName(static_cast<SessionRefusal>(i))}});
+  }
+  follow("deltamesh_fetched_tokens_total",
+         "Tokens of prompts that workers fetched from each other, not computed.",
+         static_cast<double>(c.fetched_tokens));
+  follow("deltamesh_fetched_bytes_total", "State bytes that workers fetched from each other.",
+         static_cast<double>(c.fetched_bytes));
+  const char* fetches = "Fetches of states ended, by reason; OK is complete.";
+  follow("deltamesh_fetch_results_total", fetches, 0, {{"reason", "OK"}});
+  for (const auto& [reason, count] : c.fetch_results) {
+    follow("deltamesh_fetch_results_total", fetches, static_cast<double>(count),
+           {{"reason", reason}});
   }
   for (const auto& [reason, count] : c.handoff_results) {
     follow("deltamesh_handoff_results_total", "Hand-offs ended, by reason; OK is complete.",

@@ -61,6 +61,7 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
   std::optional<Choice> prefill, decode;
   prefills_.Start({});
   decodes_.Start({});
+  FindFetchSources(r);
   if (position > 0) {
     for (const Worker* w : members.Alive(mesh::ROLE_PREFILL)) {
       const mesh::Capacity& c = w->registration.capacity();
@@ -92,6 +93,8 @@ void RouterCore::Impl::Assign(RouterRequest& r, const std::optional<Choice>& pre
   counters.waited_seconds += absl::ToDoubleSeconds(now - r.phase_since);
   Explain(r, prefill, decode);
   r.cost = 0;  // if it has to wait again, its tenant has paid for it
+  r.fetch_from = decode.fetch_from;
+  r.fetch_tokens = decode.fetch_tokens;
   if (prefill) AssignPrefill(r, *prefill);
   r.decode = decode.worker->link;
   r.decode_name = decode.worker->load.name;
@@ -99,7 +102,10 @@ void RouterCore::Impl::Assign(RouterRequest& r, const std::optional<Choice>& pre
   r.decode_tokens = decode.to_compute();
   members.Charge(r.decode, 1, r.decode_blocks, r.decode_tokens);
   const bool append = r.decode_tokens < r.prompt_tokens();
-  ++(prefill ? counters.placed_prefill : append ? counters.placed_append : counters.placed_alone);
+  ++(prefill                  ? counters.placed_prefill
+     : decode.fetch_from != 0 ? counters.placed_fetch
+     : append                 ? counters.placed_append
+                              : counters.placed_alone);
   r.handoff_tokens = prefill ? prefill->shape.compute_tokens : 0;
   r.phase = prefill ? RequestPhase::kLanding : RequestPhase::kDecoding;
   r.phase_since = now;
@@ -111,6 +117,7 @@ void RouterCore::Impl::Assign(RouterRequest& r, const std::optional<Choice>& pre
           {{"request", r.spec.request_id},
            {"decode", r.decode_name},
            {"prefill", prefill ? r.prefill_name : "none"},
+           {"fetch_tokens", r.fetch_tokens},
            {"attempt", r.attempt},
            {"prompt_tokens", r.prompt_tokens()},
            {"to_compute", (prefill ? r.prefill_tokens : 0) + r.decode_tokens},
@@ -122,6 +129,8 @@ void RouterCore::Impl::AssignPrefill(RouterRequest& r, const Choice& prefill) {
   r.prefill_name = prefill.worker->load.name;
   r.prefill_blocks = prefill.shape.blocks;
   r.prefill_tokens = prefill.to_compute();
+  r.fetch_from = prefill.fetch_from;
+  r.fetch_tokens = prefill.fetch_tokens;
   members.Charge(r.prefill, 1, r.prefill_blocks, r.prefill_tokens);
 }
 
@@ -172,10 +181,15 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::Choose(Priced& priced)
   Price(priced.candidates, priced.shape, MeanPromptRate());
   const std::optional<size_t> best = Cheapest(priced.candidates, priced.shape);
   if (!best) return std::nullopt;
+  const Candidate& c = priced.candidates[*best];
+  const FetchOffer* const offer = c.offer();
   return Choice{.worker = priced.workers[*best],
                 .shape = priced.shape,
-                .holding = priced.candidates[*best].holding,
-                .cost = priced.candidates[*best].cost};
+                .holding = c.holding,
+                .cost = c.cost,
+                .cached_tokens = c.cached_tokens(),
+                .fetch_from = offer == nullptr ? 0 : fetch_from_[offer->source].worker->link,
+                .fetch_tokens = offer == nullptr ? 0 : offer->tokens};
 }
 
 namespace {
@@ -190,6 +204,19 @@ Holding Cached(const Worker& worker, const IndexMatch& match, int64_t block, int
                          match.snapshot * static_cast<int64_t>(c.block_bytes());
   }
   return holding;
+}
+
+// A decode worker that holds nothing of a prompt computes it alone, beside prefill workers, only when it can
+// fetch most of it. False: it cannot.
+bool KeepAppends(int64_t prompt_tokens, Holding& holding) {
+  size_t kept = 0;
+  for (size_t i = 0; i < holding.fetch_count; ++i) {
+    const FetchOffer& offer = holding.fetches[i];
+    if (offer.tokens * 2 >= prompt_tokens) holding.fetches[kept++] = offer;
+  }
+  holding.fetch_count = kept;
+  holding.must_fetch = true;
+  return kept > 0;
 }
 
 }  // namespace
@@ -207,7 +234,9 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const Ro
       if (avoid && w->load.name == r.avoid_prefill) continue;
       const auto found = r.held.find(w->link);
       const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;
-      prefills_.Add(w, Cached(*w, match, block, position));
+      Holding holding = Cached(*w, match, block, position);
+      AddFetches(*w, match, holding);
+      prefills_.Add(w, holding);
     }
     if (auto chosen = Choose(prefills_)) return chosen;
     if (r.avoid_prefill.empty()) break;
@@ -227,7 +256,6 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
   for (Worker* w : members.Alive(mesh::ROLE_DECODE)) {
     const auto found = r.held.find(w->link);
     const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;
-    if (!anyone && match.snapshot == 0) continue;
     Holding holding;
     if (handoff) {
       const mesh::Capacity& c = w->registration.capacity();
@@ -240,6 +268,8 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
       }
     } else {
       holding = Cached(*w, match, block, position);
+      AddFetches(*w, match, holding);
+      if (!anyone && match.snapshot == 0 && !KeepAppends(r.prompt_tokens(), holding)) continue;
     }
     priced.Add(w, holding);
   }
@@ -259,6 +289,9 @@ void RouterCore::Impl::SendStartDecode(const RouterRequest& r) {
   start->set_attempt(r.attempt);
   start->set_deadline_unix_ns(static_cast<uint64_t>(absl::ToUnixNanos(r.deadline)));
   *start->mutable_cache() = r.spec.cache;
+  if (r.handoff_tokens == 0) {
+    if (auto source = FetchSourceOf(r)) *start->mutable_fetch() = *std::move(source);
+  }
   actions.push_back(SendToWorker{r.decode, std::move(message)});
 }
 
@@ -272,6 +305,7 @@ void RouterCore::Impl::SendStartPrefill(RouterRequest& r, const mesh::Landing& l
   start->set_attempt(r.attempt);
   start->set_deadline_unix_ns(static_cast<uint64_t>(absl::ToUnixNanos(r.deadline)));
   *start->mutable_cache() = r.spec.cache;
+  if (auto source = FetchSourceOf(r)) *start->mutable_fetch() = *std::move(source);
   actions.push_back(SendToWorker{r.prefill, std::move(message)});
   r.sender = r.prefill;
   r.phase = RequestPhase::kHandoff;

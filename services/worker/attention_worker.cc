@@ -61,6 +61,14 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
                   "longest silence within a hand-off; the time a prompt computes does not count")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app->add_option("--fetches", f->fetches,
+                  "states fetched from other workers at once, and sent to them at once; 0: none")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 12))
+      ->capture_default_str();
+  app->add_option("--fetch-seconds", f->fetch_seconds,
+                  "longest wait for a state that is fetched; then its prompt is computed")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app->add_flag("--local-experts", f->local_experts,
                 "load the routed experts here instead of using expert shards");
 }
@@ -193,6 +201,12 @@ HandoffIdentity AttentionWorker::identity() const {
   return identity;
 }
 
+FetchOptions AttentionWorker::fetch_options() const {
+  return {.open_max = flags_.fetches,
+          .claim_max = absl::Seconds(flags_.handoff_seconds),
+          .whole_max = absl::Seconds(flags_.fetch_seconds)};
+}
+
 mesh::Register AttentionWorker::MakeRegister(mesh::Role role) const {
   mesh::Register out;
   out.set_name(flags_.worker.name);
@@ -210,6 +224,7 @@ mesh::Register AttentionWorker::MakeRegister(mesh::Role role) const {
   out.set_transport_address(transport_address_);
   out.set_transport_kind(transport_kind_);
   out.set_session_store(tier_ != nullptr);
+  out.set_state_fetch(cache_ != nullptr && flags_.fetches > 0);
   return out;
 }
 
@@ -276,6 +291,8 @@ std::vector<std::pair<std::string, std::string>> AttentionWorker::Describe() con
                    store(flags_.store_s3, flags_.store_s3_gib, flags_.store_s3_after_seconds));
   out.emplace_back("expert-seconds", absl::StrFormat("%g", flags_.expert_seconds));
   out.emplace_back("handoff-seconds", absl::StrFormat("%g", flags_.handoff_seconds));
+  out.emplace_back("fetches", absl::StrFormat("%d in, %d out", flags_.fetches, flags_.fetches));
+  out.emplace_back("fetch-seconds", absl::StrFormat("%g", flags_.fetch_seconds));
   out.emplace_back("experts", remote_ != nullptr ? "on shards" : "in this process");
   out.emplace_back("weights resident", mib(model_->weight_bytes()));
   out.emplace_back("slab pool", mib(layout.slab_bytes() * e.slabs) + " reserved");

@@ -21,6 +21,7 @@
 #include "runtime/transfer/handoff_types.h"
 #include "runtime/transfer/transport.h"
 #include "services/common/flags.h"
+#include "services/worker/fetch_client.h"
 #include "services/worker/state_tier.h"
 #include "services/worker/worker_core.h"
 
@@ -46,6 +47,9 @@ struct AttentionFlags {
   bool local_experts = false;           // load the routed experts instead of using shards
   double expert_seconds = 5;            // longest wait for a shard's answer within a step
   double handoff_seconds = 10;          // longest silence within a hand-off
+  // States that are fetched from other workers at once, and sent to them at once; 0: none.
+  int64_t fetches = FetchOptions().open_max;
+  double fetch_seconds = 30;  // longest wait for one
 };
 void AddAttentionFlags(CLI::App* app, AttentionFlags* flags);
 
@@ -69,6 +73,7 @@ class AttentionWorker {
   StateTier* tier() { return tier_.get(); }      // null: none
   Transport& transport() { return *transport_; }
   HandoffIdentity identity() const;
+  FetchOptions fetch_options() const;
   uint64_t epoch() const { return epoch_; }
 
   mesh::Register MakeRegister(mesh::Role role) const;

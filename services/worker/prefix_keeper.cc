@@ -43,10 +43,36 @@ absl::Status PrefixKeeper::Restore(KeptPrompt* prompt, SequenceSpec* spec, absl:
   const PrefixMatch match = cache_->Find(prompt->path());
   ASSIGN_OR_RETURN(spec->state, cache_->Restore(prompt->path(), now));
   prompt->restored = spec->state == nullptr ? 0 : spec->state->position();
+  PlanCuts(prompt, match, spec);
+  return absl::OkStatus();
+}
+
+absl::Status PrefixKeeper::Adopt(KeptPrompt* prompt, std::unique_ptr<SequenceState> state,
+                                 SequenceSpec* spec, absl::Time now) {
+  CHECK(prompt->chain && state->position() <= prompt->reach, "a state at %d of a prompt's %d",
+        state->position(), prompt->reach);
+  if (Held(*prompt) >= state->position()) {
+    state.reset();  // its slab may be the last one
+    return Restore(prompt, spec, now);
+  }
+  KeepArrived(*prompt, *state, now);
+  prompt->restored = state->position();
+  spec->state = std::move(state);
+  PlanCuts(prompt, cache_->Find(prompt->path()), spec);
+  return absl::OkStatus();
+}
+
+int64_t PrefixKeeper::Held(const KeptPrompt& prompt) const {
+  return prompt.chain ? cache_->Find(prompt.path()).snapshot * kBlockTokens : 0;
+}
+
+// What was restored may stand above what the cache holds, when it had no room for it.
+void PrefixKeeper::PlanCuts(KeptPrompt* prompt, const PrefixMatch& match, SequenceSpec* spec) {
   prompt->cuts = cache_->Plan(prompt->path(), match, prompt->breakpoints);
+  std::erase_if(prompt->cuts,
+                [&](const CutPoint& cut) { return cut.blocks * kBlockTokens <= prompt->restored; });
   for (const CutPoint& cut : prompt->cuts) spec->cuts.push_back(cut.blocks * kBlockTokens);
   spec->at_cut = [this, prompt](const SequenceState& state) { AtCut(prompt, state); };
-  return absl::OkStatus();
 }
 
 std::vector<SlotRef> PrefixKeeper::Latents(const KeptPrompt& prompt) const {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -56,9 +57,14 @@ class PrefixKeeper {
   // The deepest state that is here (null: none), and what the engine needs to keep more of the prompt,
   // in `spec`. RESOURCE_EXHAUSTED: a state is here, but no slab is free.
   absl::Status Restore(KeptPrompt* prompt, SequenceSpec* spec, absl::Time now);
+  // The same with a state that came from another worker, unless a deeper one is here.
+  absl::Status Adopt(KeptPrompt* prompt, std::unique_ptr<SequenceState> state, SequenceSpec* spec,
+                     absl::Time now);
+  // Positions of the prompt that could be restored.
+  int64_t Held(const KeptPrompt& prompt) const;
   // Leading blocks of the prompt that need not be sent here.
   std::vector<SlotRef> Latents(const KeptPrompt& prompt) const;
-  // A state that came from elsewhere and stands at `reach`.
+  // A state that came from elsewhere and stands at a block boundary up to `reach`.
   void KeepArrived(const KeptPrompt& prompt, const SequenceState& state, absl::Time now);
 
   // Has the engine stop at the block boundaries of the answer too.
@@ -78,6 +84,7 @@ class PrefixKeeper {
 
  private:
   void AtCut(KeptPrompt* prompt, const SequenceState& state);
+  void PlanCuts(KeptPrompt* prompt, const PrefixMatch& match, SequenceSpec* spec);
 
   PrefixCache* const cache_;
   StateTier* const tier_;

@@ -38,6 +38,7 @@ struct AdmittedRequest {
   absl::Time admitted;
   SequenceId sequence;    // 0: not in the engine
   uint32_t transfer = 0;  // serial of its hand-off; 0: none is open
+  bool fetching = false;  // its state comes from another worker
 };
 
 template <typename Request>
@@ -48,6 +49,8 @@ class RequestTable {
     int64_t requests_max = 0;
     // Ends the transfer of a request that has one.
     std::function<void(const RequestId& id)> end_transfer;
+    // The same for one that is fetching.
+    std::function<void(const RequestId& id)> end_fetch;
     // "the request's deadline passed while ...".
     std::function<std::string_view(const Request& request)> doing;
   };
@@ -217,6 +220,7 @@ class RequestTable {
 
   void Free(Request& request) {
     if (request.transfer != 0) role_.end_transfer(request.id);
+    if (request.fetching) role_.end_fetch(request.id);
     RemoveSequence(request);
     requests_.erase(requests_.find(request.id));
   }

@@ -31,10 +31,11 @@ def prompt(length, seed):
 class MeshTestCase(unittest.TestCase):
     prefill, decode, experts = 1, 1, 2
     cache_mib = 0
+    flags = WORKER_FLAGS
 
     @classmethod
     def setUpClass(cls):
-        cls.mesh = Mesh(MODEL, cls.prefill, cls.decode, cls.experts, WORKER_FLAGS,
+        cls.mesh = Mesh(MODEL, cls.prefill, cls.decode, cls.experts, cls.flags,
                         cache_mib=cls.cache_mib)
 
     @classmethod
@@ -87,6 +88,64 @@ class CacheTest(MeshTestCase):
         self.assertEqual(router.sum("deltamesh_cached_tokens_total"),
                          sum(told) + answer.finish.usage.cached_tokens)
         self.assertEqual(router.sum("deltamesh_prefix_unknown_workers"), 0)
+
+
+class FetchTest(MeshTestCase):
+    """A worker without room: another one fetches what it holds of the prompt, over UCX, and goes on from there."""
+    prefill, decode, experts = 0, 2, 1
+    cache_mib = 64
+    flags = ["--slabs=1", "--latent-blocks=64", "--context-tokens=2048"]
+
+    def fetched(self, worker, result="OK"):
+        try:
+            return self.mesh[worker].metrics().sum("deltamesh_fetches_total", result=result)
+        except AssertionError:   # a refusal that never was has no series
+            return 0
+
+    def test_the_other_decode_worker_fetches_what_the_busy_one_holds(self):
+        first = dict(tokens=prompt(300, 31), max_tokens=100, logprobs=2)
+        plain = plain_answers(MODEL, [first])[0]
+        self.compare(self.mesh.generate(**first), plain)
+        time.sleep(PUBLISHED)
+        said = {w: self.mesh[w].metrics().sum("deltamesh_tokens_total", kind="generated")
+                for w in ("decode-0", "decode-1")}
+        holder = max(said, key=said.get)
+        other = "decode-0" if holder == "decode-1" else "decode-1"
+        self.assertEqual(said[other], 0)
+
+        session = first["tokens"] + plain["tokens"]
+        busy = dict(tokens=session + prompt(20, 32), max_tokens=1200)
+        turn = dict(tokens=session + prompt(33, 33), max_tokens=20, logprobs=2)
+        expected = plain_answers(MODEL, [turn])[0]
+        started, outcome = threading.Event(), []
+
+        def run():
+            outcome.append(self.mesh.generate(timeout=60, on_delta=lambda _: started.set(), **busy))
+        thread = threading.Thread(target=run)
+        thread.start()
+        self.assertTrue(started.wait(20))
+        answer = self.mesh.generate(**turn)
+        self.assertTrue(thread.is_alive(), "the holder had no room all the while")
+        thread.join()
+        self.compare(answer, expected)
+        held = 399 // 64 * 64
+        self.assertEqual(answer.finish.usage.cached_tokens, held)
+        time.sleep(PUBLISHED)
+        self.assertEqual(self.fetched(other), 1)
+        self.assertEqual(self.fetched(holder), 0)
+        there, here = self.mesh[holder].metrics(), self.mesh[other].metrics()
+        self.assertEqual(there.sum("deltamesh_fetches_served_total", result="OK"), 1)
+        self.assertEqual(there.sum("deltamesh_fetch_served_bytes_total"),
+                         here.sum("deltamesh_fetch_bytes_total"))
+        self.assertEqual(here.sum("deltamesh_fetch_tokens_total"), held)
+        router = self.mesh["router"].metrics()
+        self.assertEqual(router.sum("deltamesh_fetch_results_total", reason="OK"), 1)
+        self.assertEqual(router.sum("deltamesh_placements_total", by="fetch"), 1)
+        explained = subprocess.run([BINARY, "explain", "--last=2",
+                                    f"--router={self.mesh['router'].ports()['grpc']}"],
+                                   capture_output=True, text=True, check=True).stdout
+        self.assertIn(f"{held} of them fetched from {holder}", explained)
+        wait_until(self.mesh.idle, 5, "everything is given back")
 
 
 class AnswersTest(MeshTestCase):

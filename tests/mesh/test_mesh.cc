@@ -135,10 +135,13 @@ struct TestMesh::Worker {
   std::unique_ptr<HandoffSender> sender;
   std::deque<HandoffEvent> received;
   std::deque<HandoffSent> sent;
+  std::unique_ptr<FetchPort> fetch;
+  std::deque<FetchEvent> asked;
   std::unique_ptr<WorkerCore> core;
 
   DecodeCore* decode() { return static_cast<DecodeCore*>(core.get()); }
   PrefillCore* prefill() { return static_cast<PrefillCore*>(core.get()); }
+  StateWorkerCore* attention() { return static_cast<StateWorkerCore*>(core.get()); }
 
   void Stop() {
     core.reset();
@@ -146,8 +149,10 @@ struct TestMesh::Worker {
     transport.reset();
     received.clear();
     sent.clear();
+    asked.clear();
     receiver.reset();
     sender.reset();
+    fetch.reset();
     tier.reset();
     cache.reset();
     engine.reset();
@@ -224,6 +229,7 @@ void TestMesh::MakeAttention(Worker& w) {
   registration.set_transport_address(w.transport->address());
   registration.set_transport_kind(w.transport->kind());
   registration.set_session_store(w.tier != nullptr);
+  registration.set_state_fetch(w.cache != nullptr && options_.fetch.open_max > 0);
 
   auto on_view = [experts = w.experts.get()](const mesh::MeshView& view) {
     ExpertView to;
@@ -239,40 +245,41 @@ void TestMesh::MakeAttention(Worker& w) {
   };
   HandoffIdentity identity;
   identity.digest = w.model->digest();
+  HandoffReceiverOptions receiving;
+  HandoffSenderOptions sending;
+  receiving.name = sending.name = w.name;
+  receiving.epoch = sending.epoch = w.epoch;
+  receiving.identity = sending.identity = identity;
+  receiving.layout = sending.layout = w.model->state_layout();
+  receiving.verify_checksums = options_.verify_checksums;
+  receiving.unclaimed_max = options_.unclaimed_max;
+  sending.segment_bytes_max = 4096;  // several segments per region
+  w.receiver = std::make_unique<HandoffReceiver>(
+      w.transport.get(), &clock_, &entropy_, receiving,
+      [&w](HandoffEvent event) { w.received.push_back(std::move(event)); });
+  w.sender = std::make_unique<HandoffSender>(
+      w.transport.get(), &clock_, sending,
+      [&w](HandoffSent result) { w.sent.push_back(std::move(result)); });
+  w.fetch = std::make_unique<FetchPort>(
+      w.transport.get(), [&w](FetchEvent event) { w.asked.push_back(std::move(event)); });
+  const TransferEnds ends = {w.sender.get(), w.receiver.get(), w.fetch.get()};
   if (w.role == mesh::ROLE_DECODE) {
-    HandoffReceiverOptions options;
-    options.name = w.name;
-    options.epoch = w.epoch;
-    options.identity = identity;
-    options.layout = w.model->state_layout();
-    options.verify_checksums = options_.verify_checksums;
-    options.unclaimed_max = options_.unclaimed_max;
-    w.receiver = std::make_unique<HandoffReceiver>(
-        w.transport.get(), &clock_, &entropy_, options,
-        [&w](HandoffEvent event) { w.received.push_back(std::move(event)); });
     DecodeOptions core;
     core.cache = w.cache.get();
     core.tier = w.tier.get();
-    w.core = std::make_unique<DecodeCore>(core, std::move(registration), w.engine.get(),
-                                          w.receiver.get(), on_view);
+    core.fetch = options_.fetch;
+    w.core =
+        std::make_unique<DecodeCore>(core, std::move(registration), w.engine.get(), ends, on_view);
     return;
   }
-  HandoffSenderOptions options;
-  options.name = w.name;
-  options.epoch = w.epoch;
-  options.identity = identity;
-  options.layout = w.model->state_layout();
-  options.segment_bytes_max = 4096;  // several segments per region
-  w.sender = std::make_unique<HandoffSender>(
-      w.transport.get(), &clock_, options,
-      [&w](HandoffSent result) { w.sent.push_back(std::move(result)); });
   PrefillOptions core;
   core.clock = &clock_;
   core.kda_index = KdaIndexOfLayers(w.model->config());
   core.cache = w.cache.get();
   core.tier = w.tier.get();
-  w.core = std::make_unique<PrefillCore>(core, std::move(registration), w.engine.get(),
-                                         w.sender.get(), on_view);
+  core.fetch = options_.fetch;
+  w.core =
+      std::make_unique<PrefillCore>(core, std::move(registration), w.engine.get(), ends, on_view);
 }
 
 void TestMesh::MakeExpert(Worker& w, int index) {
@@ -404,6 +411,7 @@ void TestMesh::CarryOut(std::vector<RouterAction> actions) {
 void TestMesh::DeliverLink(Worker& w) {
   for (mesh::RouterMessage& message : std::exchange(w.to_worker, {})) {
     if (w.deaf && (message.has_start_decode() || message.has_start_prefill())) continue;
+    if (heard_) heard_(w.name, message);
     w.core->OnRouterMessage(w.link, message, now());
   }
   for (mesh::WorkerMessage& message : std::exchange(w.to_router, {})) {
@@ -425,10 +433,13 @@ void TestMesh::Round() {
     CarryOut(router_->TakeActions());
     DeliverLink(*w);
     for (HandoffEvent& event : std::exchange(w->received, {})) {
-      w->decode()->OnHandoffEvent(std::move(event), now());
+      w->attention()->OnHandoffEvent(std::move(event), now());
     }
     for (HandoffSent& result : std::exchange(w->sent, {})) {
-      w->prefill()->OnHandoffSent(result, now());
+      w->attention()->OnHandoffSent(result, now());
+    }
+    for (const FetchEvent& event : std::exchange(w->asked, {})) {
+      w->attention()->OnFetchEvent(event, now());
     }
     w->core->Step(now());
     w->core->Tick(now());
@@ -462,6 +473,8 @@ bool TestMesh::RunUntilEnded(const std::vector<RequestId>& ids, absl::Duration l
       },
       limit);
 }
+
+void TestMesh::Drain(const std::string& name) { workers_.at(name)->core->Drain(now()); }
 
 void TestMesh::SetDeaf(const std::string& name, bool deaf) { workers_.at(name)->deaf = deaf; }
 

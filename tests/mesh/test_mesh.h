@@ -84,6 +84,7 @@ struct TestMeshOptions {
   std::string store_folder;  // that they share; empty: none
   int64_t store_bytes = int64_t{64} << 20;
   StateTierOptions tier;
+  FetchOptions fetch;
   bool verify_checksums = true;
   absl::Duration unclaimed_max = HandoffReceiverOptions().unclaimed_max;
   int threads = 1;  // per worker
@@ -125,9 +126,14 @@ class TestMesh {
   bool AtBaseline() const;
 
   InprocNetwork& network() { return network_; }
-  // Messages to the router that `lost` says yes to never arrive; null: all do.
-  using Lost = std::function<bool(const std::string& worker, const mesh::WorkerMessage& message)>;
+  // Messages to the router that `lost` says yes to never arrive; it may change the others. Null: all do.
+  using Lost = std::function<bool(const std::string& worker, mesh::WorkerMessage& message)>;
   void SetLost(Lost lost) { lost_ = std::move(lost); }
+  // Sees, and may change, what routers' messages workers hear; null: nobody does.
+  using Heard = std::function<void(const std::string& worker, mesh::RouterMessage& message)>;
+  void SetHeard(Heard heard) { heard_ = std::move(heard); }
+  // The worker says that it is draining, and admits nothing.
+  void Drain(const std::string& name);
   // Writes anew what workers send from now on; null: nothing.
   void SetRewrite(Rewrite rewrite) { rewrite_ = std::move(rewrite); }
   RouterCore& router() { return *router_; }
@@ -156,6 +162,7 @@ class TestMesh {
   InprocNetwork network_;
   Rewrite rewrite_;
   Lost lost_;
+  Heard heard_;
   std::unique_ptr<RouterCore> router_;
   uint64_t next_epoch_ = 100;
   LinkId next_link_ = 1;

@@ -51,6 +51,36 @@ TEST(PolicyTest, ColdSnapshotsCostTheTimeToReadThem) {
   EXPECT_EQ(Choose(w, Shape("x"), warm_or_cold), 0u);
 }
 
+// A state elsewhere is brought when that is quicker than computing what it saves; the quickest of several.
+TEST(PolicyTest, StatesElsewhereAreBroughtWhenThatIsQuicker) {
+  WorkerLoad w = Load("a");
+  w.prompt_tokens_per_second = 10;
+  Candidate c = {.load = &w, .holding = {.cached_tokens = 20}, .cost = {}, .fetch = {}};
+  c.holding.fetches[0] = {.source = 3, .tokens = 64, .bytes = 9, .seconds = 4.5};
+  c.holding.fetches[1] = {.source = 5, .tokens = 60, .bytes = 9, .seconds = 3};
+  const auto price = [&](size_t offers, bool must) {
+    c.holding.fetch_count = offers;
+    c.holding.must_fetch = must;
+    Price({&c, 1}, Shape("x"), 0);
+    return c.cost.total();
+  };
+  EXPECT_DOUBLE_EQ(price(0, false), 8);
+  EXPECT_DOUBLE_EQ(price(1, false), 8);  // 4.5 + 3.6 would be longer
+  EXPECT_EQ(c.offer(), nullptr);
+  EXPECT_EQ(c.cached_tokens(), 20);
+  EXPECT_DOUBLE_EQ(price(1, true), 8.1);
+  EXPECT_EQ(c.offer()->source, 3u);
+  EXPECT_DOUBLE_EQ(price(2, false), 7);
+  EXPECT_EQ(c.offer()->source, 5u);
+  EXPECT_EQ(c.cached_tokens(), 60);
+  EXPECT_DOUBLE_EQ(c.cost.move, 3);
+  EXPECT_DOUBLE_EQ(price(2, true), 7);
+  // What it would read from its disk first, it does not read then.
+  w.store_bytes_per_second = 1;
+  c.holding.cold_bytes = 1;
+  EXPECT_DOUBLE_EQ(price(2, false), 7);
+}
+
 TEST(PolicyTest, PromptsAreEstimatedByTheRateOfPrompts) {
   std::vector<WorkerLoad> w = {Load("a"), Load("b")};
   w[0].tokens_per_second = 5;

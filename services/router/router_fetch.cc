@@ -1,0 +1,78 @@
+// What who computes a prompt may fetch from others first: a part of RouterCore::Impl.
+#include <algorithm>
+#include <tuple>
+
+#include "services/router/router_core_impl.h"
+
+namespace deltamesh {
+namespace {
+
+// From asking to the first byte and from the last to computing, beside what is estimated.
+constexpr double kFetchSeconds = 0.002;
+// Until a transfer was measured.
+constexpr double kAssumedBytesPerSecond = 1e9;
+
+// Until the worker's thread, which also computes its steps, looks around.
+double StepSeconds(const Worker& worker) {
+  const WorkerLoad& load = worker.load;
+  const double rate =
+      load.prompt_tokens_per_second > 0 ? load.prompt_tokens_per_second : load.tokens_per_second;
+  if (rate <= 0) return 0;
+  const auto step = static_cast<int64_t>(worker.registration.capacity().step_tokens());
+  return static_cast<double>(std::min(load.waiting_tokens, step)) / rate;
+}
+
+}  // namespace
+
+// A few are enough: who holds the most, and of these who is the least busy.
+void RouterCore::Impl::FindFetchSources(const RouterRequest& r) {
+  fetch_from_.clear();
+  for (const auto& [link, match] : r.held) {
+    const Worker* worker = members.Find(link);
+    if (match.snapshot == 0 || match.cold || worker == nullptr) continue;
+    if (!worker->registration.state_fetch()) continue;
+    fetch_from_.push_back(
+        {.worker = worker, .blocks = match.snapshot, .delay = StepSeconds(*worker)});
+  }
+  const auto better = [](const FetchFrom& a, const FetchFrom& b) {
+    return std::tuple(-a.blocks, a.delay, a.worker->link) <
+           std::tuple(-b.blocks, b.delay, b.worker->link);
+  };
+  const size_t few = std::min(fetch_from_.size(), kFetchOffersMax);
+  std::partial_sort(fetch_from_.begin(), fetch_from_.begin() + static_cast<ptrdiff_t>(few),
+                    fetch_from_.end(), better);
+  fetch_from_.resize(few);
+}
+
+void RouterCore::Impl::AddFetches(const Worker& worker, const IndexMatch& match,
+                                  Holding& holding) const {
+  if (!worker.registration.state_fetch()) return;
+  const mesh::Capacity& c = worker.registration.capacity();
+  const double rate =
+      handoff_bytes_per_second > 0 ? handoff_bytes_per_second : kAssumedBytesPerSecond;
+  for (size_t i = 0; i < fetch_from_.size(); ++i) {
+    const FetchFrom& from = fetch_from_[i];
+    // What lies on its own disk is slower than memory elsewhere, or not: that is for the price to say.
+    if (from.worker == &worker || (from.blocks <= match.snapshot && !match.cold)) continue;
+    FetchOffer& offer = holding.fetches[holding.fetch_count++];
+    offer.source = i;
+    offer.tokens = from.blocks * BlockTokens();
+    offer.bytes =
+        static_cast<int64_t>(c.slab_bytes()) +
+        std::max<int64_t>(0, from.blocks - match.latents) * static_cast<int64_t>(c.block_bytes());
+    offer.seconds = kFetchSeconds + from.delay + static_cast<double>(offer.bytes) / rate;
+  }
+}
+
+std::optional<mesh::FetchSource> RouterCore::Impl::FetchSourceOf(const RouterRequest& r) const {
+  const Worker* from = r.fetch_from == 0 ? nullptr : members.Find(r.fetch_from);
+  if (from == nullptr) return std::nullopt;
+  mesh::FetchSource source;
+  source.set_worker(from->registration.name());
+  source.set_epoch(from->registration.epoch());
+  source.set_transport_address(from->registration.transport_address());
+  source.set_position(static_cast<uint64_t>(r.fetch_tokens));
+  return source;
+}
+
+}  // namespace deltamesh

@@ -1,0 +1,167 @@
+#include "services/worker/fetch_server.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "runtime/base/log.h"
+#include "runtime/base/safe_message.h"
+#include "runtime/base/status.h"
+#include "runtime/transfer/handoff_types.h"
+
+namespace deltamesh {
+namespace {
+
+Refusal Refuse(mesh::RefusalReason reason, std::string detail) {
+  return {.reason = reason, .detail = std::move(detail)};
+}
+
+// Nothing when it is no name of a prefix.
+std::optional<PrefixKey> KeyOf(const std::string& bytes) {
+  PrefixKey key;
+  if (bytes.size() != key.bytes.size()) return std::nullopt;
+  std::copy(bytes.begin(), bytes.end(), key.bytes.begin());
+  return key;
+}
+
+}  // namespace
+
+Refusal FetchServer::Check(const mesh::StateFetch& f) const {
+  if (f.source_epoch() != registration_->epoch()) {
+    return Refuse(mesh::STALE_EPOCH, absl::StrFormat("epoch %d; this worker's is %d",
+                                                     f.source_epoch(), registration_->epoch()));
+  }
+  if (f.model_digest() != registration_->model().digest()) {
+    return Refuse(mesh::WRONG_MODEL, absl::StrFormat("model %s; this worker's is %s",
+                                                     SafeMessage(f.model_digest(), 64),
+                                                     registration_->model().digest()));
+  }
+  if (f.state_layout() != registration_->model().state_layout()) {
+    return Refuse(mesh::WRONG_LAYOUT,
+                  absl::StrFormat("state layout %d; this worker's is %d", f.state_layout(),
+                                  registration_->model().state_layout()));
+  }
+  const std::optional<PrefixKey> key = KeyOf(f.prefix());
+  if (!key || !f.transfer().starts_with("fetch:") || open_.contains(f.transfer())) {
+    return Refuse(mesh::MALFORMED, "its names are not those of a fetch");
+  }
+  if (cache_ == nullptr || !cache_->tree().HasSnapshot(*key)) {
+    return Refuse(mesh::NOT_HELD, absl::StrFormat("no snapshot of prefix %s is here", key->Hex()));
+  }
+  const int64_t position = cache_->tree().View(*key).blocks * kBlockTokens;
+  if (static_cast<int64_t>(f.landing().position()) != position) {
+    return Refuse(mesh::WRONG_COUNT, absl::StrFormat("prefix %s has %d tokens, the landing %d",
+                                                     key->Hex(), position, f.landing().position()));
+  }
+  if (open() >= options_.open_max) {
+    return Refuse(mesh::BUSY, absl::StrFormat("%d states are being sent from here", open()));
+  }
+  return {};
+}
+
+Refusal FetchServer::Send(const mesh::StateFetch& f, absl::Time now) {
+  Refusal refusal = Check(f);
+  if (!refusal.ok()) return refusal;
+  HandoffStart start;
+  start.request_id = f.transfer();
+  start.landing = f.landing();
+  start.prefix = f.prefix();
+  start.deadline = now + options_.whole_max;
+  if (f.deadline_unix_ns() != 0) {
+    start.deadline =
+        std::min(start.deadline, absl::FromUnixNanos(static_cast<int64_t>(f.deadline_unix_ns())));
+  }
+  const absl::Status begun = ends_.sender->Begin(std::move(start));
+  if (!begun.ok()) {
+    return Refuse(absl::IsResourceExhausted(begun) ? mesh::BUSY : mesh::MALFORMED,
+                  MessageOf(begun));
+  }
+  Sending sending;
+  sending.held = cache_->Hold(cache_->tree().PathTo(*KeyOf(f.prefix())));
+  sending.next_block = static_cast<int64_t>(f.landing().have_blocks());
+  open_.emplace(f.transfer(), std::move(sending));
+  LogInfo("fetch.serving", {{"request", f.transfer()},
+                            {"receiver", f.landing().receiver()},
+                            {"tokens", f.landing().position()},
+                            {"have_blocks", f.landing().have_blocks()}});
+  return {};
+}
+
+void FetchServer::OnAsked(const FetchAsked& asked, absl::Time now) {
+  const mesh::StateFetch& f = asked.fetch;
+  const Refusal refusal = Send(f, now);
+  if (refusal.ok()) return Step();
+  const std::string name(ReasonName(refusal.reason));
+  ++results_[name];
+  LogWarning("fetch.not_served", {{"request", SafeMessage(f.transfer(), 256)},
+                                  {"receiver", SafeMessage(f.landing().receiver(), 256)},
+                                  {"reason", name},
+                                  {"detail", refusal.detail}});
+  mesh::StateFetchRefused refused;
+  refused.mutable_key()->set_transfer_id(f.landing().transfer_id());
+  refused.mutable_key()->set_token_low(f.landing().token_low());
+  refused.mutable_key()->set_token_high(f.landing().token_high());
+  refused.mutable_key()->set_receiver_epoch(f.landing().receiver_epoch());
+  refused.set_reason(refusal.reason);
+  refused.set_detail(SafeMessage(refusal.detail));
+  ends_.fetch->Refuse(asked.peer, refused);
+}
+
+bool FetchServer::OnHandoffSent(const HandoffSent& sent) {
+  const auto it = open_.find(sent.request_id);
+  if (it == open_.end()) return false;
+  open_.erase(it);
+  const std::string name(sent.status.ok() ? "OK" : ReasonName(sent.reason));
+  ++results_[name];
+  if (sent.status.ok()) bytes_ += sent.bytes;
+  LogInfo("fetch.served", {{"request", sent.request_id},
+                           {"result", name},
+                           {"bytes", sent.bytes},
+                           {"seconds", sent.seconds}});
+  return true;
+}
+
+void FetchServer::Step() {
+  int64_t budget = kBytesPerStep;
+  for (auto& [transfer, sending] : open_) {
+    if (!sending.given && budget > 0) budget -= Give(transfer, sending, budget);
+  }
+}
+
+int64_t FetchServer::Give(const std::string& transfer, Sending& sending, int64_t budget) {
+  const StateLayout& layout = cache_->pools().layout;
+  int64_t bytes = 0;
+  for (; sending.next_block < sending.held.blocks; ++sending.next_block) {
+    if (bytes >= budget) return bytes;
+    ends_.sender->SendBlock(transfer, sending.next_block,
+                            sending.held.latents[static_cast<size_t>(sending.next_block)]);
+    bytes += layout.block_bytes();
+  }
+  for (int64_t layer = 0; layer < layout.kda_layers; ++layer) {
+    ends_.sender->SendSnapshotLayer(transfer, layer, sending.held.content);
+  }
+  sending.given = true;
+  return bytes + layout.snapshot_bytes();
+}
+
+void FetchServer::AddMetrics(MetricList& list) const {
+  const char* help = "States that other workers asked for, by result.";
+  const auto ok = results_.find("OK");
+  list.Counter("fetches_served_total", help, ok == results_.end() ? 0 : ok->second,
+               {{"result", "OK"}});
+  for (const auto& [name, count] : results_) {
+    if (name != "OK") list.Counter("fetches_served_total", help, count, {{"result", name}});
+  }
+  list.Counter("fetch_served_bytes_total", "Payload of states sent to workers that asked.", bytes_);
+  list.Gauge("fetches_serving", "States being sent to workers that asked.", open());
+}
+
+void HandleFetchEvent(const FetchEvent& event, absl::Time now, FetchClient& client,
+                      FetchServer& server) {
+  if (const auto* asked = std::get_if<FetchAsked>(&event)) server.OnAsked(*asked, now);
+  if (const auto* refused = std::get_if<FetchRefused>(&event)) client.OnRefused(*refused, now);
+  if (const auto* lost = std::get_if<FetchPeerLost>(&event)) client.OnPeerLost(*lost, now);
+}
+
+}  // namespace deltamesh

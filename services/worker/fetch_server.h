@@ -1,0 +1,68 @@
+// A worker's side that holds states: sends a snapshot of its prefix cache, and the latents that the asking
+// worker lacks, into the landing that was granted there.
+//
+// What is sent is held by counted references from the question to the end of the transfer, whatever the cache
+// drops meanwhile. It refuses by name what it does not hold (any more), what was meant for an earlier life of
+// it or for another model, and what is beyond its bound.
+//
+// Not thread-safe: part of a core.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/time/time.h"
+#include "deltamesh/mesh/mesh.pb.h"
+#include "runtime/cache/prefix_cache.h"
+#include "runtime/transfer/incoming_state.h"
+#include "services/worker/fetch_client.h"
+#include "services/worker/metric_list.h"
+#include "services/worker/transfer_ends.h"
+
+namespace deltamesh {
+
+class FetchServer {
+ public:
+  // `cache` may be null: then nothing is held. Nothing is owned; all must outlive this.
+  FetchServer(const FetchOptions& options, const PrefixCache* cache,
+              const mesh::Register* registration, const TransferEnds& ends)
+      : options_(options), cache_(cache), registration_(registration), ends_(ends) {}
+
+  void OnAsked(const FetchAsked& asked, absl::Time now);
+  // False: the transfer is none of these.
+  bool OnHandoffSent(const HandoffSent& sent);
+  // Gives the sender more of what it is to send. Often.
+  void Step();
+
+  int64_t open() const { return static_cast<int64_t>(open_.size()); }
+  void AddMetrics(MetricList& list) const;
+
+ private:
+  // Given to the sender, which computes checksums, between two steps of the engine.
+  static constexpr int64_t kBytesPerStep = int64_t{1} << 30;
+
+  struct Sending {
+    StagedSnapshot held;
+    int64_t next_block = 0;  // all before it were given, or are held there
+    bool given = false;      // the slab too
+  };
+
+  Refusal Check(const mesh::StateFetch& fetch) const;
+  Refusal Send(const mesh::StateFetch& fetch, absl::Time now);
+  int64_t Give(const std::string& transfer, Sending& sending, int64_t budget);
+
+  const FetchOptions options_;
+  const PrefixCache* const cache_;
+  const mesh::Register* const registration_;
+  const TransferEnds ends_;
+  std::map<std::string, Sending> open_;  // by the name of the transfer; few
+  std::map<std::string, uint64_t> results_;
+  uint64_t bytes_ = 0;
+};
+
+// Tells whoever an event of the port is for.
+void HandleFetchEvent(const FetchEvent& event, absl::Time now, FetchClient& client,
+                      FetchServer& server);
+
+}  // namespace deltamesh

@@ -1,0 +1,270 @@
+// Placement with states that can be fetched, beside a twin that tries every way there is; and what the router
+// makes of what workers say of their fetches.
+#include <limits>
+
+#include "runtime/base/random.h"
+#include "runtime/prefix/prefix_hash.h"
+#include "tests/unit/services/router_harness.h"
+
+namespace deltamesh {
+namespace {
+
+constexpr double kSlab = 2e8, kBlock = 4e6, kBandwidth = 2e9;  // bytes, bytes a second
+constexpr int64_t kStep = 256;
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+struct Fake {
+  std::string name;
+  LinkId link = 0;
+  bool prefill = false, fetches = true, draining = false;
+  int64_t slabs = 4, waiting = 0, latents = 0, snapshot = 0;  // the last two in blocks
+  double rate = 100;
+
+  bool room() const { return !draining && slabs > 0; }
+  double queue() const { return static_cast<double>(waiting) / rate; }
+};
+
+class RouterFetchTest : public RouterCoreTest {
+ protected:
+  void Add(Fake& w, const std::vector<PrefixKey>& keys) {
+    mesh::WorkerMessage m =
+        TestRegister(w.name, w.prefill ? mesh::ROLE_PREFILL : mesh::ROLE_DECODE);
+    m.mutable_register_()->set_state_fetch(w.fetches);
+    m.mutable_register_()->mutable_capacity()->set_slab_bytes(static_cast<uint64_t>(kSlab));
+    m.mutable_register_()->mutable_capacity()->set_block_bytes(static_cast<uint64_t>(kBlock));
+    m.mutable_register_()->mutable_capacity()->set_step_tokens(kStep);
+    Open(w.link, m);
+    mesh::WorkerMessage told;
+    told.mutable_prefixes()->set_complete(true);
+    for (int64_t i = 0; i < w.latents; ++i) {
+      told.mutable_prefixes()->add_keys(keys[static_cast<size_t>(i)].index());
+      told.mutable_prefixes()->mutable_changes()->push_back(mesh::PrefixChanges::LATENTS_ADDED);
+    }
+    if (w.snapshot > 0) {
+      told.mutable_prefixes()->add_keys(keys[static_cast<size_t>(w.snapshot - 1)].index());
+      told.mutable_prefixes()->mutable_changes()->push_back(mesh::PrefixChanges::SNAPSHOT_ADDED);
+    }
+    Send(w.link, told);
+    mesh::WorkerMessage beat;
+    beat.mutable_heartbeat()->set_slabs_free(static_cast<uint64_t>(w.slabs));
+    beat.mutable_heartbeat()->set_latent_blocks_free(64);
+    beat.mutable_heartbeat()->set_waiting_tokens(static_cast<uint64_t>(w.waiting));
+    beat.mutable_heartbeat()->set_draining(w.draining);
+    beat.mutable_heartbeat()->set_prompt_tokens_per_second(w.rate);
+    Send(w.link, beat);
+  }
+  void Fetched(LinkId link, const std::string& id, uint32_t attempt, const std::string& reason,
+               uint64_t tokens, uint64_t bytes, double seconds) {
+    mesh::WorkerMessage m;
+    mesh::FetchResult* r = m.mutable_fetch_result();
+    r->set_request_id(id);
+    r->set_attempt(attempt);
+    r->set_code(reason == "OK" ? 0 : static_cast<int>(absl::StatusCode::kDataLoss));
+    r->set_reason(reason);
+    r->set_source("d1");
+    r->set_tokens(tokens);
+    r->set_bytes(bytes);
+    r->set_seconds(seconds + 1);
+    r->set_transfer_seconds(seconds);
+    Send(link, m);
+  }
+  std::vector<PrefixKey> Keys(int64_t prompt) {
+    PrefixChain chain(PrefixModel("d1", 1), "");
+    chain.Append(std::span(Make("", prompt).prompt).first(static_cast<size_t>(prompt - 1)));
+    return chain.keys();
+  }
+  const Decision& Last() { return *core->decisions().Last(1).at(0); }
+};
+
+// The least of computing all that `w` lacks and of every fetch; `base` false: a fetch of most of it only.
+double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, bool base,
+               int64_t* to_compute) {
+  double best = kNever;
+  const auto consider = [&](double seconds, int64_t cached) {
+    const double total = w.queue() + seconds + static_cast<double>(tokens - cached) / w.rate;
+    if (total >= best) return;
+    best = total;
+    *to_compute = tokens - cached;
+  };
+  if (base) consider(0, w.snapshot * 64);
+  for (const Fake& from : all) {
+    if (from.link == w.link || !from.fetches || !w.fetches || from.snapshot <= w.snapshot) continue;
+    if (!base && from.snapshot * 128 < tokens) continue;
+    const double bytes =
+        kSlab + kBlock * static_cast<double>(std::max<int64_t>(0, from.snapshot - w.latents));
+    const double step = static_cast<double>(std::min(from.waiting, kStep)) / from.rate;
+    consider(0.002 + step + bytes / kBandwidth, from.snapshot * 64);
+  }
+  return best;
+}
+
+TEST_F(RouterFetchTest, EveryWayIsWeighed) {
+  SeededEntropy entropy(7);
+  const auto draw = [&](uint64_t n) { return static_cast<int64_t>(entropy.Next() % n); };
+  int fetched = 0, handed = 0, alone = 0, waited = 0;
+  for (int round = 0; round < 400; ++round) {
+    Restart(DefaultOptions());
+    const int64_t prompt = 66 + draw(900), position = (prompt - 1) / 64 * 64;
+    const std::vector<PrefixKey> keys = Keys(prompt);
+    std::vector<Fake> all(static_cast<size_t>(2 + draw(5)));
+    int64_t holders = 0;
+    for (size_t i = 0; i < all.size(); ++i) {
+      Fake& w = all[i];
+      w.link = static_cast<LinkId>(i + 1);
+      w.prefill = i > 0 && draw(2) == 0;
+      w.name = (w.prefill ? "p" : "d") + std::to_string(i);
+      w.fetches = draw(6) != 0;
+      w.draining = i > 0 && draw(6) == 0;
+      w.slabs = draw(6) == 0 ? 0 : 4;
+      w.waiting = draw(3) == 0 ? draw(2000) : 0;
+      w.rate = static_cast<double>(50 + draw(3) * 400);
+      if (draw(2) == 0 && holders < 4) {
+        ++holders;
+        w.latents = 1 + draw(static_cast<uint64_t>(position / 64));
+        w.snapshot = draw(3) == 0 ? 0 : 1 + draw(static_cast<uint64_t>(w.latents));
+      }
+      Add(w, keys);
+    }
+    // Teaches the link's speed; nobody knows the request.
+    Fetched(1, "?", 1, "OK", 64, static_cast<uint64_t>(kBandwidth), 1);
+
+    bool capable = false;
+    double prefill = kNever, decode = kNever, own = kNever;
+    int64_t own_compute = 0, ignored = 0;
+    for (const Fake& w : all) capable |= w.prefill && !w.draining;
+    for (const Fake& w : all) {
+      if (!w.room()) continue;
+      if (w.prefill) {
+        prefill = std::min(prefill, Compute(w, all, position, true, &ignored));
+        continue;
+      }
+      const double bytes =
+          kSlab + kBlock * static_cast<double>(std::max<int64_t>(0, position / 64 - w.latents));
+      decode = std::min(
+          decode, w.queue() + bytes / kBandwidth + static_cast<double>(prompt - position) / w.rate);
+      int64_t compute = 0;
+      const double mine = Compute(w, all, prompt, !capable || w.snapshot > 0, &compute);
+      if (mine < own) own_compute = compute;
+      own = std::min(own, mine);
+    }
+    const double pair = prefill + decode;
+    Drain();
+    const absl::Status submitted = Submit("r", prompt);
+    if (!submitted.ok()) continue;  // every decode worker drains
+    const Decision& d = Last();
+    if (std::min(own, pair) == kNever || (pair == kNever && capable && own_compute > kStep)) {
+      EXPECT_EQ(d.placements, 0) << round;
+      ++waited;
+      continue;
+    }
+    ASSERT_EQ(d.placements, 1) << round;
+    const DecisionCandidate& chosen = d.candidates[d.chosen];
+    EXPECT_NEAR(chosen.cost.total(), std::min(own, pair), 1e-9) << round;
+    ++(chosen.prefill.empty() ? alone : handed);
+    fetched += !chosen.fetch_from.empty();
+    // What was weighed is what the worker is told.
+    for (const RouterAction& action : core->TakeActions()) {
+      const auto* sent = std::get_if<SendToWorker>(&action);
+      if (sent == nullptr || !sent->message.has_start_decode()) continue;
+      const mesh::StartDecode& start = sent->message.start_decode();
+      const bool here = chosen.prefill.empty() && !chosen.fetch_from.empty();
+      ASSERT_EQ(start.has_fetch(), here) << round;
+      if (!here) continue;
+      EXPECT_EQ(start.fetch().worker(), chosen.fetch_from);
+      EXPECT_EQ(start.fetch().transport_address(), chosen.fetch_from + "-address");
+      EXPECT_EQ(static_cast<int64_t>(start.fetch().position()), chosen.fetch_tokens);
+      EXPECT_EQ(start.fetch().epoch(), 1u);
+    }
+  }
+  // The cases are all there.
+  EXPECT_GT(fetched, 30);
+  EXPECT_GT(handed, 30);
+  EXPECT_GT(alone, 30);
+  EXPECT_GT(waited, 10);
+}
+
+class OneFetchTest : public RouterFetchTest {
+ protected:
+  // d1 holds most of the prompt and drains; p is quick and has nothing.
+  OneFetchTest() {
+    keys_ = Keys(700);
+    d1_ = {.name = "d1", .link = 1, .draining = true, .latents = 9, .snapshot = 9};
+    d2_ = {.name = "d2", .link = 2, .rate = 1};
+    p_ = {.name = "p", .link = 3, .prefill = true, .rate = 10000};
+    for (Fake* w : {&d1_, &d2_, &p_}) Add(*w, keys_);
+    CHECK_OK(Submit("r", 700));
+    Drain();
+  }
+  // The StartPrefill that follows the grant.
+  mesh::StartPrefill Granted() {
+    Grant(2, "r", 640, attempts["r"]);
+    mesh::StartPrefill out;
+    for (const RouterAction& action : core->TakeActions()) {
+      const auto* sent = std::get_if<SendToWorker>(&action);
+      if (sent != nullptr && sent->message.has_start_prefill()) out = sent->message.start_prefill();
+    }
+    return out;
+  }
+  std::vector<PrefixKey> keys_;
+  Fake d1_, d2_, p_;
+};
+
+TEST_F(OneFetchTest, APrefillWorkerIsToldWhereAndTheOutcomeIsRemembered) {
+  // 9 blocks and a slab in 0.24 s instead of 0.0576 s: not worth it at this rate.
+  EXPECT_FALSE(Granted().has_fetch());
+  mesh::WorkerMessage slower;
+  slower.mutable_heartbeat()->set_slabs_free(4);
+  slower.mutable_heartbeat()->set_latent_blocks_free(64);
+  slower.mutable_heartbeat()->set_prompt_tokens_per_second(1000);
+  Send(3, slower);
+  ASSERT_TRUE(core->CancelClient("r", now));
+  ASSERT_TRUE(Submit("r2", 700).ok());
+  Drain();
+  const DecisionCandidate chosen = Last().candidates[Last().chosen];
+  EXPECT_EQ(chosen.prefill + "<" + chosen.fetch_from, "p<d1");
+  EXPECT_EQ(chosen.cached_tokens, 576);
+  EXPECT_EQ(chosen.fetch_bytes, static_cast<int64_t>(kSlab + 9 * kBlock));
+  EXPECT_NEAR(chosen.fetch_seconds, 0.002 + (kSlab + 9 * kBlock) / 1e9, 1e-9);
+  Grant(2, "r2", 640, attempts["r2"]);
+  bool told = false;
+  for (const RouterAction& action : core->TakeActions()) {
+    const auto* sent = std::get_if<SendToWorker>(&action);
+    told |= sent != nullptr && sent->message.has_start_prefill() &&
+            sent->message.start_prefill().fetch().worker() == "d1" &&
+            sent->message.start_prefill().fetch().position() == 576;
+  }
+  EXPECT_TRUE(told);
+  Fetched(3, "r2", attempts["r2"] + 1, "OK", 1, 1, 1);  // of another attempt
+  EXPECT_EQ(Last().fetched_tokens, 0);
+  Fetched(3, "r2", attempts["r2"], "CHECKSUM: LATENTS layer 0", 0, 0, 0.5);
+  EXPECT_EQ(Last().fetch_refusal, "CHECKSUM: LATENTS layer 0");
+  Fetched(3, "r2", attempts["r2"], "OK", 576, 5000, 0.25);
+  EXPECT_EQ(Last().fetch_refusal, "");
+  EXPECT_EQ(Last().fetched_tokens, 576);
+  EXPECT_EQ(Last().fetched_bytes, 5000);
+  EXPECT_EQ(Last().fetched_from, "d1");
+  EXPECT_DOUBLE_EQ(Last().fetch_seconds, 1.5 + 1.25);
+  EXPECT_EQ(core->counters().fetched_tokens, 577u);
+  EXPECT_THAT(core->counters().fetch_results,
+              ::testing::ElementsAre(std::pair<std::string, uint64_t>("OK", 2),
+                                     std::pair<std::string, uint64_t>("CHECKSUM", 1)));
+}
+
+TEST_F(OneFetchTest, ASourceThatIsGoneIsNotNamed) {
+  mesh::WorkerMessage slower;
+  slower.mutable_heartbeat()->set_slabs_free(4);
+  slower.mutable_heartbeat()->set_latent_blocks_free(64);
+  slower.mutable_heartbeat()->set_prompt_tokens_per_second(1000);
+  Send(3, slower);
+  ASSERT_TRUE(core->CancelClient("r", now));
+  ASSERT_TRUE(Submit("r", 700).ok());
+  Drain();
+  ASSERT_EQ(Last().candidates[Last().chosen].fetch_from, "d1");
+  core->OnLinkClosed(1, Unavailable("gone"), now);
+  const mesh::StartPrefill start = Granted();
+  EXPECT_EQ(start.request_id(), "r");
+  EXPECT_FALSE(start.has_fetch());
+}
+
+}  // namespace
+}  // namespace deltamesh
