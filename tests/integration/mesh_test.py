@@ -91,7 +91,7 @@ class CacheTest(MeshTestCase):
 
 
 class FetchTest(MeshTestCase):
-    """A worker without room: another one fetches what it holds of the prompt, over UCX, and goes on from there."""
+    """A worker without room: another one fetches what it holds of the prompt, over UCX, and goes on."""
     prefill, decode, experts = 0, 2, 1
     cache_mib = 64
     flags = ["--slabs=1", "--latent-blocks=64", "--context-tokens=2048"]

@@ -32,17 +32,21 @@ class MeshFetchTest : public ::testing::TestWithParam<const char*> {
   }
   StateLayout layout() const { return SharedModel(Golden(GetParam()), {}).state_layout(); }
 
+  // All say that they compute a thousand tokens of a prompt a second, and each what it pretends.
+  void Listen(TestMesh& mesh) {
+    mesh.SetLost([this](const std::string& from, mesh::WorkerMessage& message) {
+      if (!message.has_heartbeat()) return false;
+      message.mutable_heartbeat()->set_prompt_tokens_per_second(1000);
+      const auto found = changes_.find(from);
+      if (found != changes_.end()) found->second(*message.mutable_heartbeat());
+      return false;
+    });
+  }
   // Its heartbeats say from now on what `change` makes of them.
   using Change = std::function<void(mesh::Heartbeat&)>;
   void Pretend(TestMesh& mesh, const std::string& worker, Change change) {
     changes_[worker] = std::move(change);
-    mesh.SetLost([this](const std::string& from, mesh::WorkerMessage& message) {
-      const auto found = changes_.find(from);
-      if (found != changes_.end() && message.has_heartbeat()) {
-        found->second(*message.mutable_heartbeat());
-      }
-      return false;
-    });
+    Listen(mesh);
     mesh.RunFor(absl::Seconds(2));  // a worker that has nothing new to say says it seldom
   }
   // It admits nothing new, as far as the router knows.
@@ -56,6 +60,7 @@ class MeshFetchTest : public ::testing::TestWithParam<const char*> {
   // A first turn, compared; the next one goes on from it with `tail` tokens. `holder` is who has its state.
   ClientRequest NextTurn(TestMesh& mesh, const std::string& name, int64_t tail, uint64_t seed,
                          std::string* holder) {
+    Listen(mesh);
     ClientRequest request = MakeRequest(name + "-1", kFirst, kAnswer, seed);
     request.cache.set_session(seed);
     const Answer answer = AskCompared(mesh, Golden(GetParam()), request);

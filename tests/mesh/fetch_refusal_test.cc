@@ -48,6 +48,13 @@ class FetchRefusalTest : public MeshFetchTest {
       }
     });
   }
+  // The name of its first `blocks` blocks, for who has no salt.
+  PrefixKey KeyAt(const ClientRequest& request, int64_t blocks) {
+    const Model& model = SharedModel(Golden(GetParam()), {});
+    PrefixChain chain(PrefixModel(model.digest(), kStateLayoutVersion), "");
+    chain.Append(request.prompt);
+    return chain.keys()[static_cast<size_t>(blocks - 1)];
+  }
   // Writes an ask anew.
   void RewriteAsk(std::function<void(mesh::StateFetch& fetch)> change) {
     mesh_.SetRewrite(
@@ -109,10 +116,7 @@ TEST_P(FetchRefusalTest, AStateOfAnotherTenant) {
   AskCompared(mesh_, Golden(GetParam()), own);
   Welcome(mesh_, Other(theirs));
   Shun(mesh_, theirs);
-  const Model& model = SharedModel(Golden(GetParam()), {});
-  PrefixChain chain(PrefixModel(model.digest(), kStateLayoutVersion), "");
-  chain.Append(turn.prompt);
-  const PrefixKey key = chain.keys()[kHeld / 64 - 1];
+  const PrefixKey key = KeyAt(turn, kHeld / 64);
   ASSERT_TRUE(mesh_.cache(theirs).tree().HasSnapshot(key));
   RewriteAsk([&](mesh::StateFetch& fetch) {
     fetch.set_prefix({key.bytes.begin(), key.bytes.end()});
@@ -127,12 +131,15 @@ TEST_P(FetchRefusalTest, APrefixThatNobodyHas) {
   Refused(turn, "NOT_HELD");
 }
 
+// A shallower state of the same prompt.
 TEST_P(FetchRefusalTest, APositionThatIsNotThePrefixs) {
   const ClientRequest turn = Prepare();
-  WhenAsked([](mesh::FetchSource& source) { source.set_position(64); });
-  const Answer& answer = AskCompared(mesh_, Golden(GetParam()), turn);
-  EXPECT_LT(answer.usage.cached_tokens, kHeld);
-  EXPECT_EQ(Results(mesh_, "OK"), 0u);
+  const PrefixKey key = KeyAt(turn, kFirst / 64);
+  ASSERT_TRUE(mesh_.cache(holder_).tree().HasSnapshot(key));
+  RewriteAsk([&](mesh::StateFetch& fetch) {
+    fetch.set_prefix({key.bytes.begin(), key.bytes.end()});
+  });
+  Refused(turn, "WRONG_COUNT");
 }
 
 TEST_P(FetchRefusalTest, NobodyAnswersTheQuestion) {
