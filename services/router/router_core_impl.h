@@ -177,6 +177,7 @@ class RouterCore::Impl {
   std::optional<mesh::FetchSource> FetchSourceOf(const RouterRequest& r) const;
   void OnFetchResult(const Worker& from, const mesh::FetchResult& message);
   void LearnBandwidth(uint64_t bytes, double seconds);
+  double MoveSeconds(int64_t bytes) const;
   // Notes for DecisionLog: a placement, and how the request ended.
   void Explain(const RouterRequest& r, const std::optional<Choice>& prefill, const Choice& decode);
   void ExplainMatch(const RouterRequest& r, Decision& d) const;

@@ -24,6 +24,12 @@ double StepSeconds(const Worker& worker) {
 
 }  // namespace
 
+double RouterCore::Impl::MoveSeconds(int64_t bytes) const {
+  const double rate =
+      handoff_bytes_per_second > 0 ? handoff_bytes_per_second : kAssumedBytesPerSecond;
+  return static_cast<double>(bytes) / rate;
+}
+
 // A few are enough: who holds the most, and of these who is the least busy.
 void RouterCore::Impl::FindFetchSources(const RouterRequest& r) {
   fetch_from_.clear();
@@ -48,8 +54,6 @@ void RouterCore::Impl::AddFetches(const Worker& worker, const IndexMatch& match,
                                   Holding& holding) const {
   if (!worker.registration.state_fetch()) return;
   const mesh::Capacity& c = worker.registration.capacity();
-  const double rate =
-      handoff_bytes_per_second > 0 ? handoff_bytes_per_second : kAssumedBytesPerSecond;
   for (size_t i = 0; i < fetch_from_.size(); ++i) {
     const FetchFrom& from = fetch_from_[i];
     // What lies on its own disk is slower than memory elsewhere, or not: that is for the price to say.
@@ -60,7 +64,7 @@ void RouterCore::Impl::AddFetches(const Worker& worker, const IndexMatch& match,
     offer.bytes =
         static_cast<int64_t>(c.slab_bytes()) +
         std::max<int64_t>(0, from.blocks - match.latents) * static_cast<int64_t>(c.block_bytes());
-    offer.seconds = kFetchSeconds + from.delay + static_cast<double>(offer.bytes) / rate;
+    offer.seconds = kFetchSeconds + from.delay + MoveSeconds(offer.bytes);
   }
 }
 

@@ -262,10 +262,7 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
       holding.transfer_bytes = static_cast<int64_t>(c.slab_bytes()) +
                                std::max<int64_t>(position / block - match.latents, 0) *
                                    static_cast<int64_t>(c.block_bytes());
-      if (handoff_bytes_per_second > 0) {
-        holding.transfer_seconds =
-            static_cast<double>(holding.transfer_bytes) / handoff_bytes_per_second;
-      }
+      holding.transfer_seconds = MoveSeconds(holding.transfer_bytes);
     } else {
       holding = Cached(*w, match, block, position);
       AddFetches(*w, match, holding);

@@ -1,5 +1,7 @@
 // Fetches that go wrong: whatever is lost, stale, foreign or damaged is refused by name and counted, the
 // prompt is computed, and the answer is the same.
+#include <memory>
+
 #include "deltamesh/mesh/fetch.pb.h"
 #include "runtime/prefix/prefix_hash.h"
 #include "tests/mesh/fetch_fixture.h"
@@ -78,9 +80,9 @@ INSTANTIATE_TEST_SUITE_P(Families, FetchRefusalTest, ::testing::Values("kimi_k3"
 
 TEST_P(FetchRefusalTest, AFlippedByte) {
   const ClientRequest turn = Prepare();
-  mesh_.network().SetFault([n = 0](const InprocMessage& m) mutable {
+  mesh_.network().SetFault([n = std::make_shared<int>(0)](const InprocMessage& m) {
     InprocFault fault;
-    if (m.type == MessageType::kHandoffSegment && n++ == 5) fault.flip_payload_byte = 77;
+    if (m.type == MessageType::kHandoffSegment && ++*n == 5) fault.flip_payload_byte = 77;
     return fault;
   });
   Refused(turn, "CHECKSUM");
@@ -198,8 +200,8 @@ TEST_P(FetchRefusalTest, ACancelEndsTheFetchAtBothEnds) {
 // What is being sent stays whatever the cache drops.
 TEST_P(FetchRefusalTest, WhatIsSentIsPinned) {
   const ClientRequest turn = Prepare();
-  mesh_.network().SetFault([this, n = 0](const InprocMessage& m) mutable {
-    if (m.type == MessageType::kHandoffSegment && n++ == 0) mesh_.cache(holder_).Clear();
+  mesh_.network().SetFault([this, n = std::make_shared<int>(0)](const InprocMessage& m) {
+    if (m.type == MessageType::kHandoffSegment && ++*n == 2) mesh_.cache(holder_).Clear();
     return InprocFault();
   });
   EXPECT_EQ(AskCompared(mesh_, Golden(GetParam()), turn).usage.cached_tokens, kHeld);

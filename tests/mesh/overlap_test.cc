@@ -73,7 +73,8 @@ TEST(OverlapTest, LayersLeaveWhileTheLastChunkComputes) {
   PrefillOptions options;
   options.kda_index = KdaIndexOfLayers(model.config());
   options.clock = &clock;
-  PrefillCore core(options, mesh::Register(), engine.get(), &sender, nullptr);
+  PrefillCore core(options, mesh::Register(), engine.get(),
+                   {.sender = &sender, .receiver = nullptr, .fetch = nullptr}, nullptr);
 
   // MoE layers computed when each region left.
   const RegionPlan plan(model.state_layout(), kPrompt, 0);

@@ -70,7 +70,8 @@ class RouterFetchTest : public RouterCoreTest {
   }
   std::vector<PrefixKey> Keys(int64_t prompt) {
     PrefixChain chain(PrefixModel("d1", 1), "");
-    chain.Append(std::span(Make("", prompt).prompt).first(static_cast<size_t>(prompt - 1)));
+    const ClientRequest request = Make("", prompt);
+    chain.Append(std::span(request.prompt).first(static_cast<size_t>(prompt - 1)));
     return chain.keys();
   }
   const Decision& Last() { return *core->decisions().Last(1).at(0); }
