@@ -168,7 +168,9 @@ void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool 
   follow("deltamesh_fetched_bytes_total", "State bytes that workers fetched from each other.",
          static_cast<double>(c.fetched_bytes));
   const char* fetches = "Fetches of states ended, by reason; OK is complete.";
-  follow("deltamesh_fetch_results_total", fetches, 0, {{"reason", "OK"}});
+  if (c.fetch_results.empty()) {
+    follow("deltamesh_fetch_results_total", fetches, 0, {{"reason", "OK"}});
+  }
   for (const auto& [reason, count] : c.fetch_results) {
     follow("deltamesh_fetch_results_total", fetches, static_cast<double>(count),
            {{"reason", reason}});
