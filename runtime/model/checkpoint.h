@@ -29,6 +29,8 @@ class Checkpoint {
 
   const std::string& folder() const { return folder_; }
   const std::vector<std::string>& files() const { return files_; }  // file names, ascending
+  // Of files()[i] as it was mapped: changes when it is replaced.
+  const std::string& FileVersion(size_t i) const { return mapped_[i]->version(); }
   const std::map<std::string, StoredTensor, std::less<>>& tensors() const { return tensors_; }
   int64_t skipped_tensors() const { return skipped_tensors_; }  // of the image path
   int64_t skipped_bytes() const { return skipped_bytes_; }

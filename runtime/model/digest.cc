@@ -1,12 +1,10 @@
 #include "runtime/model/digest.h"
 
 #include <openssl/evp.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -154,13 +152,9 @@ absl::StatusOr<std::string> SourceDigest(const Checkpoint& checkpoint) {
   hasher.Add("deltamesh source digest 1");
   RETURN_IF_ERROR(AddFiles(checkpoint.folder(), hasher));
   for (const auto& [name, stored] : checkpoint.tensors()) AddTensor(name, stored, hasher);
-  for (const std::string& name : checkpoint.files()) {
-    const std::string path = absl::StrFormat("%s/%s", checkpoint.folder(), name);
-    struct stat info {};
-    if (stat(path.c_str(), &info) != 0) return NotFound("%s: %s", path, std::strerror(errno));
-    hasher.Add(name);
-    hasher.Add(absl::StrFormat("%d %d.%09d %d.%09d", info.st_size, info.st_mtim.tv_sec,
-                               info.st_mtim.tv_nsec, info.st_ctim.tv_sec, info.st_ctim.tv_nsec));
+  for (size_t i = 0; i < checkpoint.files().size(); ++i) {
+    hasher.Add(checkpoint.files()[i]);
+    hasher.Add(checkpoint.FileVersion(i));
   }
   return hasher.Hex();
 }

@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "runtime/base/status.h"
 #include "runtime/model/json_reader.h"
@@ -129,7 +130,12 @@ absl::Status CheckOverlap(const std::map<std::string, Entry>& entries, const std
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::span<const std::byte>> MapFile(const std::string& path) {
+struct Mapped {
+  std::span<const std::byte> bytes;
+  std::string version;
+};
+
+absl::StatusOr<Mapped> MapFile(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) {
     return NotFound("%s: cannot be opened (%s); the checkpoint is incomplete", path,
@@ -148,7 +154,9 @@ absl::StatusOr<std::span<const std::byte>> MapFile(const std::string& path) {
   if (data == MAP_FAILED) {
     return ResourceExhausted("%s: mapping %d bytes failed (%s)", path, size, std::strerror(errno));
   }
-  return std::span(static_cast<const std::byte*>(data), static_cast<size_t>(size));
+  return Mapped{std::span(static_cast<const std::byte*>(data), static_cast<size_t>(size)),
+                absl::StrFormat("%d %d.%09d %d.%09d", info.st_size, info.st_mtim.tv_sec,
+                                info.st_mtim.tv_nsec, info.st_ctim.tv_sec, info.st_ctim.tv_nsec)};
 }
 
 }  // namespace
@@ -181,7 +189,9 @@ absl::StatusOr<std::shared_ptr<const SafetensorsFile>> SafetensorsFile::Open(
     const std::string& path) {
   std::shared_ptr<SafetensorsFile> file(new SafetensorsFile);
   file->path_ = path;
-  ASSIGN_OR_RETURN(file->file_, MapFile(path));
+  ASSIGN_OR_RETURN(Mapped mapped, MapFile(path));
+  file->file_ = mapped.bytes;
+  file->version_ = std::move(mapped.version);
   RETURN_IF_ERROR(file->ParseHeader());
   return std::shared_ptr<const SafetensorsFile>(std::move(file));
 }

@@ -45,6 +45,8 @@ class SafetensorsFile {
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
   const std::string& path() const { return path_; }
+  // Size and times of the file that is mapped, whatever has the path by now.
+  const std::string& version() const { return version_; }
   const std::map<std::string, TensorView, std::less<>>& tensors() const { return tensors_; }
   // Takes the pages out of this process; they come back when touched.
   void ReleasePages() const;
@@ -53,7 +55,7 @@ class SafetensorsFile {
   SafetensorsFile() = default;
   absl::Status ParseHeader();
 
-  std::string path_;
+  std::string path_, version_;
   std::span<const std::byte> file_;
   std::map<std::string, TensorView, std::less<>> tensors_;
 };

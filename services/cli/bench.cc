@@ -163,11 +163,21 @@ absl::StatusOr<std::vector<BenchRow>> Bench::Run() {
   return std::move(rows_);
 }
 
-void PrintTable(const BenchOptions& o, const Model& model, const std::vector<BenchRow>& rows,
-                const Roofline* roof, std::ostream& out) {
+// What it took until the model could be used, before anything else was held.
+struct Start {
+  double seconds;
+  int64_t resident_bytes;
+};
+
+void PrintTable(const BenchOptions& o, const Model& model, const Start& start,
+                const std::vector<BenchRow>& rows, const Roofline* roof, std::ostream& out) {
   out << absl::StrFormat("model     %s, %s weights, %s activations, %d MiB, %d threads, %s\n",
                          o.model, o.weights, o.activations, model.weight_bytes() / kMibBytes,
                          o.threads, kernels::CpuTargets().front());
+  out << absl::StrFormat(
+      "start     ready in %.2f s%s, %d MiB resident, %.2f of the weights\n", start.seconds,
+      model.packed().built ? ", packing included" : "", start.resident_bytes / kMibBytes,
+      static_cast<double>(start.resident_bytes) / static_cast<double>(model.weight_bytes()));
   if (roof != nullptr) {
     out << absl::StrFormat(
         "ceilings  read %.1f GB/s median (%.1f best)  multiply-add %.1f GFLOP/s (%.1f median)\n",
@@ -178,8 +188,8 @@ void PrintTable(const BenchOptions& o, const Model& model, const std::vector<Ben
 }
 
 // The results have the keys that other engines' benchmarks write, so that scripts can put them side by side.
-void PrintJson(const BenchOptions& o, const Model& model, const std::vector<BenchRow>& rows,
-               const Roofline* roof, std::ostream& out) {
+void PrintJson(const BenchOptions& o, const Model& model, const Start& start,
+               const std::vector<BenchRow>& rows, const Roofline* roof, std::ostream& out) {
   nlohmann::ordered_json doc = {{"label", o.label.empty() ? "deltamesh" : o.label},
                                 {"model", o.model},
                                 {"model_bytes", model.weight_bytes()},
@@ -187,6 +197,9 @@ void PrintJson(const BenchOptions& o, const Model& model, const std::vector<Benc
                                 {"weights", o.weights},
                                 {"activations", o.activations},
                                 {"packed", model.packed().path},
+                                {"start_seconds", start.seconds},
+                                {"start_packed_now", model.packed().built},
+                                {"start_resident_bytes", start.resident_bytes},
                                 {"system", kernels::CpuTargets().front()}};
   if (roof != nullptr) {
     doc["ceilings"] = {{"read_gbs_best", roof->read_bytes_per_second.best / 1e9},
@@ -277,21 +290,23 @@ void AddBenchFlags(CLI::App* app, BenchOptions* o) {
 absl::Status RunBench(const BenchOptions& options, std::ostream& out) {
   InitLog("bench", LogLevel::kWarning);
   RETURN_IF_ERROR(CheckOptions(options));
+  const SystemClock clock;
+  ASSIGN_OR_RETURN(const LoadOptions load,
+                   ToolLoadOptions(options.model, options.threads, options.weights,
+                                   options.activations, options.packed_dir, &clock, &std::cerr));
+  const double begin = BenchSeconds();
+  ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(options.model, load));
+  const Start start = {BenchSeconds() - begin, PeakResidentBytes()};
+  RETURN_IF_ERROR(CheckBenchVocab(model->config().vocab));
   std::unique_ptr<RooflineProbe> probe;
   if (options.roofline_seconds > 0) {
     ASSIGN_OR_RETURN(probe, RooflineProbe::Create(
                                 {.threads = options.threads, .seconds = options.roofline_seconds}));
   }
-  const SystemClock clock;
-  ASSIGN_OR_RETURN(const LoadOptions load,
-                   ToolLoadOptions(options.model, options.threads, options.weights,
-                                   options.activations, options.packed_dir, &clock, &std::cerr));
-  ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(options.model, load));
-  RETURN_IF_ERROR(CheckBenchVocab(model->config().vocab));
   const Roofline* ceilings = probe ? &probe->roofline() : nullptr;
   Bench bench(options, model.get(), probe.get());
   ASSIGN_OR_RETURN(const std::vector<BenchRow> rows, bench.Run());
-  (options.json ? PrintJson : PrintTable)(options, *model, rows, ceilings, out);
+  (options.json ? PrintJson : PrintTable)(options, *model, start, rows, ceilings, out);
   return absl::OkStatus();
 }
 

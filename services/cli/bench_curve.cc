@@ -5,6 +5,7 @@
 
 #include "runtime/base/status.h"
 #include "services/cli/bench_long.h"
+#include "services/cli/bench_rows.h"
 #include "services/cli/long_run.h"
 #include "services/cli/random_model.h"
 

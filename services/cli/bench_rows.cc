@@ -70,6 +70,15 @@ double OtherLoad::cores() const {
   return std::max(0.0, (busy - busy_ - (OwnBusy() - own_)) / wall);
 }
 
+int64_t PeakResidentBytes() {
+  std::ifstream in("/proc/self/status");
+  for (std::string key; in >> key;) {
+    int64_t kib;
+    if (key == "VmHWM:" && in >> kib) return kib * 1024;
+  }
+  return -1;
+}
+
 void PrintRows(const std::vector<BenchRow>& rows, std::ostream& out) {
   out << "test           size  context  sequences       median            range          of the "
          "ceiling\n";

@@ -37,6 +37,9 @@ class OtherLoad {
   double busy_, own_, start_;
 };
 
+// The most memory this process ever had, -1 when the system does not tell.
+int64_t PeakResidentBytes();
+
 void PrintRows(const std::vector<BenchRow>& rows, std::ostream& out);
 nlohmann::ordered_json RowsJson(const std::vector<BenchRow>& rows);
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <fstream>
 #include <iostream>
 
 #include "runtime/base/clock.h"
@@ -149,15 +148,6 @@ std::string TokenCountText(int64_t tokens) {
   if (tokens % (1 << 20) == 0) return absl::StrFormat("%dM", tokens >> 20);
   if (tokens % (1 << 10) == 0) return absl::StrFormat("%dk", tokens >> 10);
   return absl::StrFormat("%d", tokens);
-}
-
-int64_t PeakResidentBytes() {
-  std::ifstream in("/proc/self/status");
-  for (std::string key; in >> key;) {
-    int64_t kib;
-    if (key == "VmHWM:" && in >> kib) return kib * 1024;
-  }
-  return -1;
 }
 
 }  // namespace deltamesh

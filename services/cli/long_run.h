@@ -67,7 +67,4 @@ class LongRun {
 absl::StatusOr<int64_t> ParseTokenCount(const std::string& text);
 std::string TokenCountText(int64_t tokens);  // the shortest of these
 
-// The most memory this process ever had, -1 when the system does not tell.
-int64_t PeakResidentBytes();
-
 }  // namespace deltamesh

@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "CLI/CLI.hpp"
+#include "runtime/base/cpu_list.h"
 #include "runtime/base/status.h"
 
 namespace deltamesh {
@@ -35,6 +36,9 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
   app->add_option("--threads", f->threads, "threads of the step loop")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
+  app->add_option("--cpus", f->cpus,
+                  "CPUs that all threads of the process run on, 0-3,8; at least --threads of them "
+                  "(default: those it was started on)");
   app->add_option(
          "--spin-us", f->spin_us,
          "microseconds a thread that ran out of work looks for more before it sleeps; 0: none")
@@ -96,6 +100,15 @@ absl::Status FinishWorkerFlags(std::string_view role, WorkerFlags* flags) {
         flags->transport_listen);
   }
   if (flags->routers.empty()) return InvalidArgument("--router: none given; use host:port");
+  ASSIGN_OR_RETURN(const std::vector<int> cpus, ParseCpuList(flags->cpus));
+  if (!cpus.empty()) {
+    if (std::ssize(cpus) < flags->threads) {
+      return InvalidArgument(
+          "--cpus: %s are fewer than --threads %d; name more, or use less threads", flags->cpus,
+          flags->threads);
+    }
+    RETURN_IF_ERROR(BindThisThread(cpus));
+  }
   struct stat info;
   if (stat(flags->model.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
     return InvalidArgument("--model: \"%s\" is not a folder", flags->model);

@@ -28,6 +28,7 @@ struct WorkerFlags {
   std::string transport_listen = "127.0.0.1:0";  // where large buffers arrive
   std::string transport_advertise;    // names the interface of a wildcard; empty: as listened
   int threads = 1;                    // of the step loop
+  std::string cpus;                   // that the process may run on; empty: as started
   int64_t spin_us = 50;               // of looking for more work before a thread sleeps; 0: none
   std::string packed_dir = "auto";    // where packed weights are kept: auto, off or a folder
   double packed_max_gib = 64;         // of them, when another is packed
@@ -47,7 +48,8 @@ void NameInEnvironment(CLI::App* app);
 // One of the names AddWorkerFlags accepts; anything else is info.
 LogLevel ParseLogLevel(std::string_view name);
 
-// Checks the flags before anything is loaded, and fills in the default name.
+// Checks the flags before anything is loaded, fills in the default name and takes the CPUs: call before threads
+// are started.
 absl::Status FinishWorkerFlags(std::string_view role, WorkerFlags* flags);
 
 // Prints `key = value` lines under a title, one line each, to stderr.

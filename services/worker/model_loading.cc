@@ -106,6 +106,7 @@ std::vector<std::pair<std::string, std::string>> DescribeWorker(const WorkerFlag
           {"http", flags.http},
           {"transport-listen", flags.transport_listen},
           {"threads", std::to_string(flags.threads)},
+          {"cpus", flags.cpus.empty() ? "any" : flags.cpus},
           {"spin-us", std::to_string(flags.spin_us)},
           {"weights", flags.weights},
           {"activations", flags.activations},

@@ -41,12 +41,14 @@ class BenchTest(unittest.TestCase):
                          [("handoff", 1 << 20, 1), ("handoff", 1 << 20, 4)])
         for row in doc["handoff"]:
             self.check(row, "gbs")
+        self.assertGreater(doc["start_seconds"], 0)
+        self.assertGreater(doc["start_resident_bytes"], 0.5 * doc["model_bytes"])
         self.assertTrue(all(math.isfinite(v) and v > 0 for v in doc["ceilings"].values()), doc["ceilings"])
 
     def test_table_of_some_sections_without_ucx_perftest(self):
         done = bench("--sections=decode,handoff", *SHORT, PATH="")
         self.assertEqual(done.returncode, 0, done.stderr)
-        rows = [line.split()[0] for line in done.stdout.splitlines()[3:] if not line.startswith("*")]
+        rows = [line.split()[0] for line in done.stdout.splitlines()[4:] if not line.startswith("*")]
         self.assertEqual(rows, ["decode", "handoff", "handoff"], done.stdout)
         self.assertIn("% of a TCP connection", done.stdout)
         self.assertIn("% of read bandwidth", done.stdout)

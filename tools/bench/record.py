@@ -150,6 +150,11 @@ def main():
             f"{', '.join(f'{x:.2f}' for x in record['load_before'])} before and "
             f"{', '.join(f'{x:.2f}' for x in record['load_after'])} after; {record['date']}.\n"]
     for doc in record["runs"]:
+        if "start_seconds" in doc:
+            head.append(f"* {doc['label']} was ready in {doc['start_seconds']:.2f} s"
+                        f"{', packing included' if doc['start_packed_now'] else ''}, "
+                        f"{doc['start_resident_bytes'] / 2**20:.0f} MiB resident, "
+                        f"{doc['start_resident_bytes'] / doc['model_bytes']:.2f} of its weights")
         if "ceilings" in doc:
             c = doc["ceilings"]
             head.append(f"* ceilings before {doc['label']}: reads {c['read_gbs_median']:.1f} GB/s median, "
