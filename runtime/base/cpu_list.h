@@ -13,8 +13,8 @@ namespace deltamesh {
 // "0-3,8" as ascending numbers, each once; empty for "". INVALID_ARGUMENT for anything else.
 absl::StatusOr<std::vector<int>> ParseCpuList(std::string_view text);
 
-// Binds the calling thread, and every thread that it starts from then on. INVALID_ARGUMENT when this process may
-// not run on any of them.
+// Binds the calling thread, and every thread that it starts from then on. INVALID_ARGUMENT when this process
+// may not run on any of them.
 absl::Status BindThisThread(std::span<const int> cpus);
 
 }  // namespace deltamesh

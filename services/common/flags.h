@@ -48,8 +48,8 @@ void NameInEnvironment(CLI::App* app);
 // One of the names AddWorkerFlags accepts; anything else is info.
 LogLevel ParseLogLevel(std::string_view name);
 
-// Checks the flags before anything is loaded, fills in the default name and takes the CPUs: call before threads
-// are started.
+// Checks the flags before anything is loaded, fills in the default name and takes the CPUs: call before
+// threads are started.
 absl::Status FinishWorkerFlags(std::string_view role, WorkerFlags* flags);
 
 // Prints `key = value` lines under a title, one line each, to stderr.
