@@ -106,6 +106,8 @@ void GrpcCall::Abort(const grpc::Status& status) {
   ending_ = true;
   status_ = status;
   queue_.clear();
+  // A client that reads nothing would keep the write, and with it the call, for ever.
+  if (writing_) wire_->context.TryCancel();
   Pump();
 }
 

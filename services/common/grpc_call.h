@@ -66,7 +66,8 @@ class GrpcCall : public std::enable_shared_from_this<GrpcCall> {
   Written Write(const google::protobuf::MessageLite& message, size_t unwritten_max);
   // Ends the call once what is queued has been written. The first end stays.
   void Finish(const grpc::Status& status, const Metadata& trailing = {});
-  // The same at once: what is queued is dropped.
+  // The same at once: what is queued is dropped. A client in the middle of a message, perhaps for ever, sees
+  // CANCELLED instead.
   void Abort(const grpc::Status& status);
   // The one answer of a call that has one.
   void Reply(const google::protobuf::MessageLite& message);
@@ -158,6 +159,10 @@ class OneRequest final : public GrpcCall::Events {
   const std::function<void()> cancelled_;
 };
 
+// Most bytes of a request that the server's thread parses itself: whoever sends more to a method that needs
+// little would hold up all others.
+inline constexpr size_t kSmallRequestBytes = 64 << 10;
+
 // False when they are no such message.
 bool ParseBytes(const grpc::ByteBuffer& bytes, google::protobuf::MessageLite* message);
 
@@ -167,6 +172,15 @@ absl::StatusOr<Message> ParseRequest(const grpc::ByteBuffer& bytes) {
   Message message;
   if (ParseBytes(bytes, &message)) return message;
   return absl::InvalidArgumentError("request: is not a " + message.GetTypeName());
+}
+
+// The same for a method whose requests are small.
+template <typename Message>
+absl::StatusOr<Message> ParseSmallRequest(const grpc::ByteBuffer& bytes) {
+  if (bytes.Length() <= kSmallRequestBytes) return ParseRequest<Message>(bytes);
+  return absl::InvalidArgumentError("request: " + std::to_string(bytes.Length()) +
+                                    " bytes; this method takes at most " +
+                                    std::to_string(kSmallRequestBytes));
 }
 
 }  // namespace deltamesh

@@ -65,7 +65,7 @@ wire::HealthCheckResponse Response(int status) {
 
 void HealthService::Check(const std::shared_ptr<GrpcCall>& call, const grpc::ByteBuffer& bytes) {
   wire::HealthCheckRequest request;
-  if (!ParseBytes(bytes, &request)) {
+  if (bytes.Length() > kSmallRequestBytes || !ParseBytes(bytes, &request)) {
     return call->Finish({grpc::StatusCode::INVALID_ARGUMENT, "request: is no health check"});
   }
   int status = 0;
@@ -81,7 +81,7 @@ void HealthService::Check(const std::shared_ptr<GrpcCall>& call, const grpc::Byt
 
 void HealthService::Watch(const std::shared_ptr<GrpcCall>& call, const grpc::ByteBuffer& bytes) {
   wire::HealthCheckRequest request;
-  if (!ParseBytes(bytes, &request)) {
+  if (bytes.Length() > kSmallRequestBytes || !ParseBytes(bytes, &request)) {
     return call->Finish({grpc::StatusCode::INVALID_ARGUMENT, "request: is no health check"});
   }
   absl::MutexLock lock(&mu_);

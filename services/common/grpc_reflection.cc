@@ -14,7 +14,7 @@ namespace wire = grpc::reflection::v1alpha;
 using google::protobuf::DescriptorPool;
 using google::protobuf::FileDescriptor;
 
-constexpr size_t kUnreadAnswersMax = 64;
+constexpr size_t kUnreadAnswersMax = 16;
 
 // Imports first.
 void AddFile(const FileDescriptor* file, std::set<std::string>* added,
@@ -67,7 +67,7 @@ class ReflectionCall final : public GrpcCall::Events {
   }
   void OnMessage(const grpc::ByteBuffer& bytes) override {
     wire::ServerReflectionRequest request;
-    if (!ParseBytes(bytes, &request)) {
+    if (bytes.Length() > kSmallRequestBytes || !ParseBytes(bytes, &request)) {
       return call_->Finish({grpc::StatusCode::INVALID_ARGUMENT, "request: is no such message"});
     }
     if (call_->Write(Answer(*services_, request), kUnreadAnswersMax) == GrpcCall::Written::kFull) {

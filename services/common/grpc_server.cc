@@ -119,13 +119,13 @@ void GrpcServer::OnDone(GrpcCall* call) {
   live_.erase(call->shared_from_this());
 }
 
-void GrpcServer::Poll(absl::Duration wait) {
+bool GrpcServer::Poll(absl::Duration wait) {
   poller_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   void* tag = nullptr;
   bool ok = false;
-  if (queue_->AsyncNext(&tag, &ok, After(wait)) == grpc::CompletionQueue::GOT_EVENT) {
-    static_cast<GrpcTag*>(tag)->Run(ok);
-  }
+  if (queue_->AsyncNext(&tag, &ok, After(wait)) != grpc::CompletionQueue::GOT_EVENT) return false;
+  static_cast<GrpcTag*>(tag)->Run(ok);
+  return true;
 }
 
 void GrpcServer::Wake() {

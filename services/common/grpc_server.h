@@ -54,8 +54,8 @@ class GrpcServer {
   void SetServing(bool serving);
 
   // Without a thread of its own. Waits up to `wait` for something to happen and deals with one thing that
-  // did; always by the same thread, and not once Shutdown was called.
-  void Poll(absl::Duration wait);
+  // did, if anything; always by the same thread, and not once Shutdown was called.
+  bool Poll(absl::Duration wait);
   // From any thread: ends the Poll in progress, or else the next.
   void Wake();
 

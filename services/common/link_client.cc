@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
+#include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 #include "runtime/base/status.h"
 #include "services/common/link_table.h"
@@ -28,6 +29,28 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target, const Link
   // Without a pool of its own two links to one router would share a connection and its fate.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), args);
+}
+
+// The channels of a process share a queue and its threads, which end with the last channel; in gRPC 1.51 a
+// thread may touch the queue after its end. So one channel stays to the end of the process, bound to the
+// queue by a call that fails before it dials.
+void KeepQueue() {
+  struct Kept {
+    std::shared_ptr<grpc::Channel> channel =
+        grpc::CreateChannel("unix:/", grpc::InsecureChannelCredentials());
+    grpc::GenericStub stub{channel};
+    grpc::ClientContext context;
+    grpc::Slice nothing;
+    grpc::ByteBuffer request{&nothing, 1}, response;
+  };
+  static Kept* const kept = [] {
+    auto* k = new Kept;
+    k->context.set_deadline(std::chrono::system_clock::time_point::min());
+    k->stub.UnaryCall(&k->context, "/none/None", grpc::StubOptions(), &k->request, &k->response,
+                      [](const grpc::Status&) {});
+    return k;
+  }();
+  (void)kept;
 }
 
 }  // namespace
@@ -232,6 +255,7 @@ class LinkClient::Dialer {
 LinkClient::LinkClient(std::vector<std::string> targets, const LinkOptions& options,
                        LinkClientEvents events)
     : shared_(std::make_shared<Shared>()) {
+  KeepQueue();
   shared_->options = options;
   shared_->events = std::move(events);
   for (auto& target : targets) dialers_.push_back(std::make_unique<Dialer>(shared_, target));

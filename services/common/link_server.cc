@@ -53,6 +53,10 @@ class LinkServer::Stream final : public GrpcCall::Events {
   }
 
   void OnMessage(const grpc::ByteBuffer& bytes) override {
+    {
+      absl::MutexLock lock(&mu_);
+      if (closing_) return;  // it hears nothing any more, so it must not look alive
+    }
     mesh::WorkerMessage message;
     if (!ParseBytes(bytes, &message)) {
       return Close(

@@ -71,6 +71,7 @@ class GenerateCall final : public AnswerSink,
  private:
   // Checks and tokenises, then hands the request to the router. Once, on any thread.
   void Begin(const grpc::ByteBuffer& bytes) {
+    if (left()) return;
     absl::StatusOr<PreparedRequest> prepared = Prepare(bytes);
     if (!prepared.ok()) return OnError(prepared.status());
     {
@@ -95,8 +96,8 @@ class GenerateCall final : public AnswerSink,
 
   void Write(const v1::GenerateEvent& event) {
     if (call_->Write(event, InferenceService::kUnreadEventsMax) != GrpcCall::Written::kFull) return;
-    OnError(
-        ResourceExhausted("the client left %d events unread", InferenceService::kUnreadEventsMax));
+    call_->Abort(ToGrpc(
+        ResourceExhausted("the client left %d events unread", InferenceService::kUnreadEventsMax)));
     router_->Cancel(id_);
   }
   bool left() const {

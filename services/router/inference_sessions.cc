@@ -66,7 +66,7 @@ std::shared_ptr<GrpcCall::Events> AboutSession(const std::shared_ptr<GrpcCall>& 
                                                void (*fill)(const Request&, const SessionState&,
                                                             Response*)) {
   auto work = [grpc, router, id, fill](const grpc::ByteBuffer& bytes) {
-    absl::StatusOr<Request> request = ParseRequest<Request>(bytes);
+    absl::StatusOr<Request> request = ParseSmallRequest<Request>(bytes);
     if (!request.ok()) return grpc->Finish(ToGrpc(request.status()));
     absl::StatusOr<SessionCall> call = Translate(*request, *grpc);
     if (!call.ok()) return grpc->Finish(ToGrpc(call.status()));

@@ -88,7 +88,7 @@ std::shared_ptr<GrpcCall::Events> OperationsService::Take(std::string_view metho
                                                           const std::shared_ptr<GrpcCall>& call) {
   if (method != "Explain") return nullptr;
   return std::make_shared<OneRequest>(call, [this, call](const grpc::ByteBuffer& bytes) {
-    absl::StatusOr<v1::ExplainRequest> request = ParseRequest<v1::ExplainRequest>(bytes);
+    absl::StatusOr<v1::ExplainRequest> request = ParseSmallRequest<v1::ExplainRequest>(bytes);
     if (!request.ok()) return call->Finish(ToGrpc(request.status()));
     router_->Ask([call, request = *std::move(request)](const RouterCore* core) {
       v1::ExplainResponse response;

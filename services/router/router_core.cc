@@ -193,7 +193,9 @@ void RouterCore::TrimSession(const SessionId& session, int64_t tokens, absl::Tim
   impl_->sessions.Trim(session, tokens, now);
 }
 
-void RouterCore::CancelSessionCall(const RequestId& id) { impl_->sessions.Cancel(id); }
+void RouterCore::CancelSessionCall(const RequestId& id, absl::Time now) {
+  impl_->sessions.Cancel(id, now);
+}
 
 void RouterCore::OnLinkOpened(LinkId link, absl::Time now) {
   impl_->members.OnLinkOpened(link, now);

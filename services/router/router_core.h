@@ -156,7 +156,7 @@ class RouterCore {
   // Sessions (session_calls.h). The one SessionAnswered of a call may come at once; a cancelled call is
   // answered too.
   void CallSession(SessionCall call, absl::Time now);
-  void CancelSessionCall(const RequestId& id);
+  void CancelSessionCall(const RequestId& id, absl::Time now);
 
   void OnLinkOpened(LinkId link, absl::Time now);
   void OnWorkerMessage(LinkId link, const mesh::WorkerMessage& message, absl::Time now);

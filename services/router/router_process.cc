@@ -61,7 +61,7 @@ class RouterProcess {
     metrics_ = std::make_unique<Metrics>(MetricLabels{{"role", "router"}});
     router_ = std::make_unique<RouterServer>(RouterServerOptions{.core = flags_.core}, &clock_,
                                              metrics_.get());
-    pool_ = std::make_unique<EncodePool>(flags_.encode);
+    pool_ = std::make_unique<EncodePool>(flags_.encode);  // given to those below, gone before them
     links_ = std::make_unique<LinkServer>(LinkOptions{}, LinkEventsOf(router_.get()));
     operations_ = std::make_unique<OperationsService>(router_.get());
     inference_ = std::make_unique<InferenceService>(front_.get(), router_.get(), pool_.get());
@@ -77,7 +77,7 @@ class RouterProcess {
     router_->Start(
         {.send = [this](LinkId link, const mesh::RouterMessage& m) { links_->Send(link, m); },
          .close = [this](LinkId link, const absl::Status& s) { links_->Close(link, s); }},
-        {.wait = [this](absl::Duration wait) { grpc_->Poll(wait); },
+        {.wait = [this](absl::Duration wait) { return grpc_->Poll(wait); },
          .wake = [this] { grpc_->Wake(); }});
     ASSIGN_OR_RETURN(auto http_at, ParseHostPort("--http", flags_.http));
     flags_.http_options.address = http_at.first;
@@ -181,12 +181,13 @@ class RouterProcess {
   std::unique_ptr<const Front> front_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<RouterServer> router_;
-  std::unique_ptr<EncodePool> pool_;
   std::unique_ptr<LinkServer> links_;
   std::unique_ptr<OperationsService> operations_;
   std::unique_ptr<InferenceService> inference_;
   std::unique_ptr<OpenAiHttp> openai_;
   std::unique_ptr<HttpOps> ops_;
+  std::unique_ptr<EncodePool>
+      pool_;  // its jobs use the services above, and only the ports below post any
   std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<HttpServer> http_;
 };

@@ -9,6 +9,9 @@
 namespace deltamesh {
 namespace {
 
+constexpr absl::Duration kLate = absl::Milliseconds(500);  // since the last tick
+constexpr int kBacklogMax = 10000;  // events of the network heard before a late one
+
 absl::Status Draining() {
   return Unavailable("the router is draining; send the request to another, or again");
 }
@@ -140,12 +143,14 @@ RouterServer::Snapshot RouterServer::snapshot() const {
 std::deque<RouterServer::Event> RouterServer::Next(absl::Duration wait) {
   if (!waiter_.wait) return mailbox_.TakeAll(wait);
   // The other work gets its turn however much comes.
-  waiter_.wait(mailbox_.size() == 0 ? wait : absl::ZeroDuration());
+  bool more = waiter_.wait(mailbox_.size() == 0 ? wait : absl::ZeroDuration());
+  // After a long pause what workers said meanwhile is heard before anybody counts as silent.
+  const bool late = clock_->Now() - ticked_ > kLate;
+  for (int i = 0; late && more && i < kBacklogMax; ++i) more = waiter_.wait(absl::ZeroDuration());
   return mailbox_.TakeAll(absl::ZeroDuration());
 }
 
 void RouterServer::Loop() {
-  absl::Time ticked = absl::InfinitePast();
   while (!mailbox_.closed()) {
     for (Event& event : Next(options_.tick)) {
       const absl::Time now = clock_->Now();
@@ -153,8 +158,8 @@ void RouterServer::Loop() {
       for (RouterAction& action : core_.TakeActions()) Perform(std::move(action), now);
     }
     const absl::Time now = clock_->Now();
-    if (now - ticked >= options_.tick) {
-      ticked = now;
+    if (now - ticked_ >= options_.tick) {
+      ticked_ = now;
       core_.Tick(now);
       for (RouterAction& action : core_.TakeActions()) Perform(std::move(action), now);
       Publish();
@@ -199,9 +204,9 @@ void RouterServer::Handle(Event event, absl::Time now) {
     session_calls_[e->call.id] = std::move(e->done);
     core_.CallSession(std::move(e->call), now);
   } else if (const auto* e = std::get_if<SessionCallLeft>(&event)) {
-    core_.CancelSessionCall(e->id);
+    core_.CancelSessionCall(e->id, now);
   } else if (const auto* e = std::get_if<ClientLeft>(&event)) {
-    if (opening_.contains(e->id)) return core_.CancelSessionCall(e->id);
+    if (opening_.contains(e->id)) return core_.CancelSessionCall(e->id, now);
     const auto it = live_.find(e->id);
     if (it == live_.end()) return;
     core_.CancelClient(e->id, now);
@@ -257,7 +262,7 @@ void RouterServer::StopSessions() {
   const auto cancel = [this](const auto& calls) {
     std::vector<RequestId> ids;
     for (const auto& [id, call] : calls) ids.push_back(id);
-    for (const RequestId& id : ids) core_.CancelSessionCall(id);
+    for (const RequestId& id : ids) core_.CancelSessionCall(id, clock_->Now());
   };
   cancel(opening_);
   cancel(session_calls_);

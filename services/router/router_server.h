@@ -41,8 +41,9 @@ struct LinkOutput {
 
 // Other work of the router's thread.
 struct RouterWaiter {
-  // Waits up to so long for something to do, does it and returns; wake() ends it early.
-  std::function<void(absl::Duration)> wait;
+  // Waits up to so long for something to do, does it and returns whether there was anything; wake() ends it
+  // early.
+  std::function<bool(absl::Duration)> wait;
   // From any thread.
   std::function<void()> wake;
 };
@@ -171,6 +172,7 @@ class RouterServer {
   Mailbox<Event> mailbox_;
   LinkOutput links_;
   RouterWaiter waiter_;
+  absl::Time ticked_ = absl::InfinitePast();  // by thread_
   std::thread thread_;
 
   // The router's thread only.

@@ -124,9 +124,10 @@ void SessionCalls::AnswerKnown(Call& call, const Session& session, absl::Time no
   }
 }
 
-void SessionCalls::Cancel(const RequestId& id) {
+void SessionCalls::Cancel(const RequestId& id, absl::Time now) {
   const auto it = calls_.find(id);
   if (it == calls_.end()) return;
+  GiveUpWriting(it->second, now);
   Refuse(it->second, SessionRefusal::kDeadline, absl::CancelledError("the client left"));
 }
 
@@ -230,6 +231,16 @@ void SessionCalls::OnWritten(Call& call, const Worker& from, const mesh::Session
   call.state.worker = from.load.name;
   call.state.suspended = true;
   Answer(call);
+}
+
+// Nobody waits for the suspension any more, but its record may come to be: it counts as there, and follows
+// the session, which goes on here.
+void SessionCalls::GiveUpWriting(const Call& call, absl::Time now) {
+  if (call.phase != Phase::kWriting || table_.Find(call.spec.session) == nullptr) return;
+  const Worker* writer = call.asked.empty() ? nullptr : members_->Find(*call.asked.begin());
+  table_.SetRecord(call.spec.session,
+                   {call.stamp, 0, "", writer == nullptr ? "" : writer->load.name});
+  Follow(call.spec.session, now);
 }
 
 bool SessionCalls::IsSuspending(const SessionId& id) const {
@@ -341,6 +352,7 @@ void SessionCalls::OnLost(LinkId link, const std::string& name, const absl::Stat
     } else if (call.phase == Phase::kLoading && call.spec.kind == Kind::kOpen) {
       Answer(call);  // the tokens suffice
     } else {
+      GiveUpWriting(call, now);
       Refuse(call, SessionRefusal::kLost,
              Unavailable("worker \"%s\" was lost: %s; call again", name, MessageOf(why)));
     }
@@ -355,6 +367,7 @@ void SessionCalls::Tick(absl::Time now) {
   for (const RequestId& id : due) {
     Call& call = calls_.at(id);
     if (now >= call.spec.deadline) {
+      GiveUpWriting(call, now);
       Refuse(call, SessionRefusal::kDeadline,
              DeadlineExceeded("session \"%s\": the call's deadline passed while workers were asked",
                               call.spec.name));

@@ -46,7 +46,7 @@ class SessionCalls {
   // `running`: a turn of the session is being answered; `target_running`: one of the fork's.
   void Start(SessionCall call, bool running, bool target_running, absl::Time now);
   // The client left: answered with CANCELLED.
-  void Cancel(const RequestId& id);
+  void Cancel(const RequestId& id, absl::Time now);
 
   void OnReply(LinkId link, const mesh::SessionReply& reply, absl::Time now);
   void OnLost(LinkId link, const std::string& name, const absl::Status& why, absl::Time now);
@@ -98,6 +98,7 @@ class SessionCalls {
   Worker* ByName(const std::string& name) const;
   mesh::SessionCommand Command(Call& call, const SessionId& session);
   void Send(LinkId link, mesh::SessionCommand command);
+  void GiveUpWriting(const Call& call, absl::Time now);
   bool IsSuspending(const SessionId& id) const;
   bool IsOpening(const Call& but) const;
 

@@ -31,6 +31,7 @@ class EchoService final : public GrpcService {
       return std::make_shared<OneRequest>(
           call, [this](const grpc::ByteBuffer&) { held.Notify(); }, [this] { cancelled.Notify(); });
     }
+    if (method == "Flood") return std::make_shared<Flood>(call, &flooded);
     if (method != "Thrice") return nullptr;
     return std::make_shared<OneRequest>(call, [call](const grpc::ByteBuffer& bytes) {
       const auto request = ParseRequest<grpc::health::v1::HealthCheckRequest>(bytes);
@@ -44,7 +45,27 @@ class EchoService final : public GrpcService {
     });
   }
 
-  absl::Notification held, cancelled;
+  // Writes until nothing more is taken, then has enough of the client.
+  class Flood final : public GrpcCall::Events {
+   public:
+    Flood(std::shared_ptr<GrpcCall> call, absl::Notification* done)
+        : call_(std::move(call)), done_(done) {
+      grpc::health::v1::HealthCheckRequest much;
+      much.set_service(std::string(1 << 20, 'x'));
+      while (call_->Write(much, 10) == GrpcCall::Written::kQueued) {
+      }
+      call_->Abort({grpc::StatusCode::RESOURCE_EXHAUSTED, "it reads nothing"});
+    }
+    void OnMessage(const grpc::ByteBuffer&) override {}
+    void OnMessagesEnd() override {}
+    void OnDone() override { done_->Notify(); }
+
+   private:
+    const std::shared_ptr<GrpcCall> call_;
+    absl::Notification* const done_;
+  };
+
+  absl::Notification held, cancelled, flooded;
 };
 
 class GrpcServerTest : public ::testing::TestWithParam<bool> {
@@ -134,12 +155,16 @@ TEST_P(GrpcServerTest, WritesLeaveInOrderBeforeTheEnd) {
 }
 
 TEST_P(GrpcServerTest, WhatIsNotServedOrNotUnderstoodIsRefused) {
+  // A name of 0x11170 bytes, more than a small request has.
+  const std::string long_name = "\x0a\xf0\xa2\x04" + std::string(0x11170, 'n');
   for (const auto& [method, bytes, code] :
        {std::tuple("/test.Echo/Never", "", grpc::StatusCode::UNIMPLEMENTED),
         std::tuple("/test.Other/Thrice", "", grpc::StatusCode::UNIMPLEMENTED),
         std::tuple("/Thrice", "", grpc::StatusCode::UNIMPLEMENTED),
         std::tuple("/test.Echo/Thrice", "\xff\xff", grpc::StatusCode::INVALID_ARGUMENT),
-        std::tuple("/grpc.health.v1.Health/Check", "\xff", grpc::StatusCode::INVALID_ARGUMENT)}) {
+        std::tuple("/grpc.health.v1.Health/Check", "\xff", grpc::StatusCode::INVALID_ARGUMENT),
+        std::tuple("/grpc.health.v1.Health/Check", long_name.c_str(),
+                   grpc::StatusCode::INVALID_ARGUMENT)}) {
     RawCall call(channel_, method, bytes);
     EXPECT_TRUE(call.Read().empty()) << method;
     EXPECT_EQ(call.status.error_code(), code) << method;
@@ -227,6 +252,13 @@ TEST_P(GrpcServerTest, CancelledCallsAreToldAndShutdownCancelsTheRest) {
   Stop(absl::Milliseconds(100));
   EXPECT_FALSE(stream->Read(&response));
   EXPECT_FALSE(stream->Finish().ok());
+}
+
+TEST_P(GrpcServerTest, AClientThatReadsNothingIsGivenUp) {
+  RawCall call(channel_, "/test.Echo/Flood", "");
+  EXPECT_TRUE(echo_.flooded.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  call.Read();
+  EXPECT_FALSE(call.status.ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, GrpcServerTest, ::testing::Bool(),

@@ -195,6 +195,26 @@ TEST_F(SessionCallsTest, SuspendingTakesWhatHoldsMostAndIsExclusive) {
   EXPECT_EQ(core->counters().stale_messages, 3u);
 }
 
+// The worker may write the record of a suspension that nobody waits for: were it forgotten here, the session
+// would fall back to it later.
+TEST_F(SessionCallsTest, AnAbandonedSuspensionsRecordFollowsTheSession) {
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  Turn("s", 10, {1});
+  EXPECT_EQ(Call(Kind::kSuspend, "s"), "2 <- Suspend 1 tokens=11\n");
+  core->CancelSessionCall("c", now);
+  const std::string left = Drain();
+  EXPECT_NE(left.find("2 <- Suspend 2 tokens=11"), std::string::npos) << left;
+  EXPECT_EQ(Reply(kDecode, 1), "");
+  EXPECT_EQ(Reply(kDecode, 2), "");
+  ClientRequest request = Make("turn", 20);
+  request.session = Id("s");
+  ASSERT_TRUE(core->Submit(request, now).ok());
+  Drain();
+  Tokens(kDecode, "turn", {1}, 0, mesh::SequenceOutput::STOP_TOKEN);
+  const std::string after = Drain();
+  EXPECT_NE(after.find("Suspend 3 tokens=21"), std::string::npos) << after;
+}
+
 TEST_F(SessionCallsTest, WhatWasSaidDuringASuspensionIsNotForgotten) {
   JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
   Turn("s", 10, {1});
@@ -447,9 +467,9 @@ TEST_F(SessionCallsTest, DeadlinesCancelsAndBounds) {
   Pass(absl::Seconds(2), {kDecode});
   EXPECT_THAT(Drain(), ::testing::HasSubstr("DEADLINE_EXCEEDED: session \"s\""));
   Call(Kind::kGet, "s");
-  core->CancelSessionCall("c");
+  core->CancelSessionCall("c", now);
   EXPECT_EQ(Drain(), "session c: CANCELLED: the client left\n");
-  core->CancelSessionCall("c");
+  core->CancelSessionCall("c", now);
   EXPECT_EQ(Drain(), "");
   for (const char* id : {"x", "y", "z"}) {
     SessionCall call;
