@@ -42,6 +42,14 @@ class FetchRefusalTest : public MeshFetchTest {
     mesh_.SetHeard(nullptr);
     EXPECT_TRUE(mesh_.RunUntil([&] { return mesh_.AtBaseline(); }, absl::Seconds(12)));
   }
+  // From now on no message of this type arrives.
+  void Lose(MessageType type) {
+    mesh_.network().SetFault([type](const InprocMessage& m) {
+      InprocFault fault;
+      fault.drop = m.type == type;
+      return fault;
+    });
+  }
   // Once, when the request to fetch is on its way.
   void WhenAsked(std::function<void(mesh::FetchSource& source)> act) {
     mesh_.SetHeard([act = std::move(act)](const std::string&, mesh::RouterMessage& message) {
@@ -146,31 +154,19 @@ TEST_P(FetchRefusalTest, APositionThatIsNotThePrefixs) {
 
 TEST_P(FetchRefusalTest, NobodyAnswersTheQuestion) {
   const ClientRequest turn = Prepare();
-  mesh_.network().SetFault([](const InprocMessage& m) {
-    InprocFault fault;
-    fault.drop = m.type == MessageType::kStateFetch;
-    return fault;
-  });
+  Lose(MessageType::kStateFetch);
   Refused(turn, "TIMEOUT");
 }
 
 TEST_P(FetchRefusalTest, ItNeverEnds) {
   const ClientRequest turn = Prepare();
-  mesh_.network().SetFault([](const InprocMessage& m) {
-    InprocFault fault;
-    fault.drop = m.type == MessageType::kHandoffSeal;
-    return fault;
-  });
+  Lose(MessageType::kHandoffSeal);
   Refused(turn, "TIMEOUT");
 }
 
 TEST_P(FetchRefusalTest, TheSourceDies) {
   const ClientRequest turn = Prepare();
-  mesh_.network().SetFault([](const InprocMessage& m) {
-    InprocFault fault;
-    fault.drop = m.type == MessageType::kHandoffSeal;
-    return fault;
-  });
+  Lose(MessageType::kHandoffSeal);
   CHECK_OK(mesh_.Submit(turn));
   ASSERT_TRUE(mesh_.RunUntil([&] { return Fetching(); }, absl::Seconds(2)));
   mesh_.Kill(holder_);
@@ -183,11 +179,7 @@ TEST_P(FetchRefusalTest, TheSourceDies) {
 
 TEST_P(FetchRefusalTest, ACancelEndsTheFetchAtBothEnds) {
   const ClientRequest turn = Prepare();
-  mesh_.network().SetFault([](const InprocMessage& m) {
-    InprocFault fault;
-    fault.drop = m.type == MessageType::kHandoffSeal;
-    return fault;
-  });
+  Lose(MessageType::kHandoffSeal);
   CHECK_OK(mesh_.Submit(turn));
   ASSERT_TRUE(mesh_.RunUntil([&] { return Fetching(); }, absl::Seconds(2)));
   mesh_.RunFor(absl::Milliseconds(50));

@@ -206,6 +206,14 @@ class OneFetchTest : public RouterFetchTest {
     }
     return out;
   }
+  // Slow enough for a fetch to be worth it.
+  void SlowPrefill() {
+    mesh::WorkerMessage slower;
+    slower.mutable_heartbeat()->set_slabs_free(4);
+    slower.mutable_heartbeat()->set_latent_blocks_free(64);
+    slower.mutable_heartbeat()->set_prompt_tokens_per_second(1000);
+    Send(3, slower);
+  }
   std::vector<PrefixKey> keys_;
   Fake d1_, d2_, p_;
 };
@@ -213,11 +221,7 @@ class OneFetchTest : public RouterFetchTest {
 TEST_F(OneFetchTest, APrefillWorkerIsToldWhereAndTheOutcomeIsRemembered) {
   // 9 blocks and a slab in 0.24 s instead of 0.0576 s: not worth it at this rate.
   EXPECT_FALSE(Granted().has_fetch());
-  mesh::WorkerMessage slower;
-  slower.mutable_heartbeat()->set_slabs_free(4);
-  slower.mutable_heartbeat()->set_latent_blocks_free(64);
-  slower.mutable_heartbeat()->set_prompt_tokens_per_second(1000);
-  Send(3, slower);
+  SlowPrefill();
   ASSERT_TRUE(core->CancelClient("r", now));
   ASSERT_TRUE(Submit("r2", 700).ok());
   Drain();
@@ -252,11 +256,7 @@ TEST_F(OneFetchTest, APrefillWorkerIsToldWhereAndTheOutcomeIsRemembered) {
 }
 
 TEST_F(OneFetchTest, ASourceThatIsGoneIsNotNamed) {
-  mesh::WorkerMessage slower;
-  slower.mutable_heartbeat()->set_slabs_free(4);
-  slower.mutable_heartbeat()->set_latent_blocks_free(64);
-  slower.mutable_heartbeat()->set_prompt_tokens_per_second(1000);
-  Send(3, slower);
+  SlowPrefill();
   ASSERT_TRUE(core->CancelClient("r", now));
   ASSERT_TRUE(Submit("r", 700).ok());
   Drain();
