@@ -104,7 +104,7 @@ absl::Status FinishWorkerFlags(std::string_view role, WorkerFlags* flags) {
   if (!cpus.empty()) {
     if (std::ssize(cpus) < flags->threads) {
       return InvalidArgument(
-          "--cpus: %s are fewer than --threads %d; name more, or use less threads", flags->cpus,
+          "--cpus: %s are fewer than --threads %d; name more, or use fewer threads", flags->cpus,
           flags->threads);
     }
     RETURN_IF_ERROR(BindThisThread(cpus));
