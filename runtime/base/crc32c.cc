@@ -109,6 +109,8 @@ __attribute__((target("avx512f,vpclmulqdq,sse4.2"))) uint32_t Folded(const unsig
   r[0] = _mm512_xor_si512(r[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(c))));
   for (p += kFold, n -= kFold; n >= kFold; p += kFold, n -= kFold) {
     for (int i = 0; i < 4; ++i) {
+      // Hardware prefetching begins anew at each page: 1.1 to 1.4 times quicker from memory.
+      _mm_prefetch(reinterpret_cast<const char*>(p) + 3072 + 64 * i, _MM_HINT_T0);
       r[i] = MoveOn<8 * int{kFold}>(r[i], _mm512_loadu_si512(p + 64 * i));
     }
   }
