@@ -39,7 +39,7 @@ struct HandoffSenderOptions {
       absl::Milliseconds(500);   // failure to disconnecting a peer that still reads
   int64_t transfers_max = 4096;  // open at once
   int64_t segment_bytes_max = kHandoffSegmentBytesMax;
-  int64_t segments_in_flight_max = 16;  // per transfer
+  int64_t segments_in_flight_max = 8;  // per transfer
 };
 
 struct HandoffStart {

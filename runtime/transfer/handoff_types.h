@@ -20,7 +20,7 @@
 namespace deltamesh {
 
 // Bounds of the protocol.
-inline constexpr int64_t kHandoffSegmentBytesMax = 4 << 20;
+inline constexpr int64_t kHandoffSegmentBytesMax = 1 << 20;
 // A manifest or seal up to this long travels in the header; a longer one in the payload, with the
 // key alone in the header.
 inline constexpr int64_t kHandoffInlineBytes = 4 << 10;
