@@ -3,8 +3,8 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,29 +28,41 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
   return out;
 }
 
+// What the new process does: only calls that are safe between fork and exec. Returns when that failed, with
+// an errno.
+int Become(const char* program, char* const* argv, char* const* environment, int in, int out,
+           bool errors, pid_t parent) {
+  sigset_t none;
+  sigemptyset(&none);
+  // Whoever ends this process by a signal ends its children too; it may be gone already.
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return errno;
+  if (getppid() != parent) return ESRCH;
+  if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || (errors && dup2(out, 2) < 0)) return errno;
+  if (sigprocmask(SIG_SETMASK, &none, nullptr) != 0) return errno;
+  execvpe(program, argv, environment);
+  return errno;
+}
+
 // Starts `program` with `in` and `out` as standard input and output (and, with `errors`, standard error), and
-// no signal blocked. Returns an errno.
+// no signal blocked. It is killed when the calling thread ends. Returns an errno.
 int Spawn(pid_t* pid, const char* program, std::vector<std::string> args, char** environment,
           int in, int out, bool errors) {
   std::vector<char*> argv = Pointers(args);
-  posix_spawn_file_actions_t files;
-  posix_spawn_file_actions_init(&files);
-  if (in >= 0) {
-    posix_spawn_file_actions_adddup2(&files, in, 0);
-  } else {
-    posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+  int failed[2];
+  if (pipe2(failed, O_CLOEXEC) != 0) return errno;
+  const pid_t parent = getpid();
+  *pid = fork();
+  if (*pid == 0) {
+    const int error = Become(program, argv.data(), environment, in, out, errors, parent);
+    [[maybe_unused]] const ssize_t told = write(failed[1], &error, sizeof(error));
+    _exit(127);
   }
-  posix_spawn_file_actions_adddup2(&files, out, 1);
-  if (errors) posix_spawn_file_actions_adddup2(&files, out, 2);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-  const int error = posix_spawnp(pid, program, &files, &attributes, argv.data(), environment);
-  posix_spawn_file_actions_destroy(&files);
-  posix_spawnattr_destroy(&attributes);
+  int error = *pid < 0 ? errno : 0;
+  close(failed[1]);
+  if (*pid > 0 && read(failed[0], &error, sizeof(error)) == sizeof(error)) {
+    waitpid(*pid, nullptr, 0);
+  }
+  close(failed[0]);
   return error;
 }
 
@@ -155,8 +167,11 @@ absl::StatusOr<std::unique_ptr<RunningProgram>> RunningProgram::Start(const Prog
   running->out_ = out[0];
   std::vector<std::string> environment = program.environment;
   std::vector<char*> variables = Pointers(environment);
-  const int error = Spawn(&running->pid_, program.args.front().c_str(), program.args,
-                          variables.data(), -1, out[1], true);
+  const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const int error = nothing < 0 ? errno
+                                : Spawn(&running->pid_, program.args.front().c_str(), program.args,
+                                        variables.data(), nothing, out[1], true);
+  if (nothing >= 0) close(nothing);
   close(out[1]);
   if (error != 0) {
     running->pid_ = 0;

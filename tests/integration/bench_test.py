@@ -4,10 +4,11 @@ import math
 import os
 import subprocess
 import sys
+import time
 import unittest
 
 sys.path[:0] = os.environ["DELTAMESH_PYTHON_PATH"].split(":")
-from processes import BINARY, GOLDEN  # noqa: E402
+from processes import BINARY, GOLDEN, wait_until  # noqa: E402
 
 MODEL = os.path.join(GOLDEN, "kimi_k3_tiny")
 SHORT = ("--prefill=70", "--sequences=2", "--depths=64", "--decode-steps=4", "--repetitions=1",
@@ -17,6 +18,20 @@ SHORT = ("--prefill=70", "--sequences=2", "--depths=64", "--decode-steps=4", "--
 def bench(*args, **env):
     return subprocess.run([BINARY, "bench", f"--model={MODEL}", *args], capture_output=True, text=True,
                           timeout=60, env={**os.environ, **env})
+
+
+def parent(pid):
+    """0 when it has ended, whether somebody has waited for it or not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            state, ppid = stat.read().rsplit(")", 1)[1].split()[:2]
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 0 if state == "Z" else int(ppid)
+
+
+def children(pid):
+    return {int(p) for p in os.listdir("/proc") if p.isdigit() and parent(p) == pid}
 
 
 class BenchTest(unittest.TestCase):
@@ -52,6 +67,21 @@ class BenchTest(unittest.TestCase):
         self.assertEqual(rows, ["decode", "handoff", "handoff"], done.stdout)
         self.assertIn("% of a TCP connection", done.stdout)
         self.assertIn("% of read bandwidth", done.stdout)
+
+    def test_what_it_started_ends_with_it(self):
+        whole = subprocess.Popen([BINARY, "bench", f"--model={MODEL}", "--sections=handoff",
+                                  "--roofline-seconds=0", "--handoff-mib=64", "--repetitions=100000"],
+                                 stderr=subprocess.DEVNULL)
+        try:
+            wait_until(lambda: len(children(whole.pid)) > 0, 20, "the other end of a hand-off")
+            seen = set()
+            for _ in range(20):  # the other end of the hand-off, and both of ucx_perftest where there is one
+                seen |= children(whole.pid)
+                time.sleep(0.05)
+        finally:
+            whole.kill()
+            whole.wait(10)
+        wait_until(lambda: not any(parent(pid) for pid in seen), 5, f"the end of {seen}")
 
     def test_int8_activations_through_the_mesh(self):
         done = bench("--sections=mesh", "--json", "--activations=int8", *SHORT)
