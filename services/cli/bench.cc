@@ -127,7 +127,6 @@ absl::Status Bench::Mesh() {
   OverheadOptions o;
   o.mesh.model = options_.model;
   o.mesh.threads = options_.threads;
-  o.mesh.experts = options_.mesh_experts;
   o.mesh.weights = options_.weights;
   o.mesh.activations = options_.activations;
   o.mesh.packed_dir = options_.packed_dir;
@@ -135,9 +134,12 @@ absl::Status Bench::Mesh() {
   o.sequences = options_.mesh_sequences;
   o.decode_steps = options_.decode_steps;
   o.repetitions = options_.repetitions;
-  absl::StatusOr<std::vector<BenchRow>> rows = MeasureOverhead(o, &engine_);
-  if (!rows.ok()) return Annotate(rows.status(), "section mesh");
-  std::move(rows->begin(), rows->end(), std::back_inserter(rows_));
+  for (const int64_t shards : options_.mesh_experts) {
+    o.mesh.experts = static_cast<int>(shards);
+    absl::StatusOr<std::vector<BenchRow>> rows = MeasureOverhead(o, &engine_);
+    if (!rows.ok()) return Annotate(rows.status(), "section mesh");
+    std::move(rows->begin(), rows->end(), std::back_inserter(rows_));
+  }
   return absl::OkStatus();
 }
 
@@ -266,8 +268,10 @@ void AddBenchFlags(CLI::App* app, BenchOptions* o) {
   app->add_option("--mesh-sequences", o->mesh_sequences, "streams at once through the mesh")
       ->delimiter(',')
       ->capture_default_str();
-  app->add_option("--mesh-experts", o->mesh_experts,
-                  "expert shards of the mesh; 0: experts in each worker")
+  app->add_option(
+         "--mesh-experts", o->mesh_experts,
+         "expert shards of the meshes, one mesh after the other; 0: experts in each worker")
+      ->delimiter(',')
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
   app->add_option("--decode-steps", o->decode_steps, "steps per measurement")

@@ -30,14 +30,14 @@ struct BenchOptions {
   std::string model;  // checkpoint folder
   std::vector<std::string> sections = {"prefill", "decode", "batch", "context", "handoff", "mesh"};
   int threads = 2;
-  std::string weights = "stored";             // width of matrices: stored or 8bit
-  std::string activations = "float";          // inputs of narrow matrices: float or int8
-  std::string packed_dir = "auto";            // see PackedFolder
-  std::vector<int64_t> prefill = {512};       // prompt lengths, also through the mesh
-  std::vector<int64_t> depths = {4096};       // contexts for decoding one sequence
-  std::vector<int64_t> sequences = {4, 8};    // batch sizes for decoding from an empty context
-  std::vector<int64_t> mesh_sequences = {1};  // streams decoded at once through the mesh
-  int mesh_experts = 2;                       // shards of the mesh; 0: experts in each worker
+  std::string weights = "stored";              // width of matrices: stored or 8bit
+  std::string activations = "float";           // inputs of narrow matrices: float or int8
+  std::string packed_dir = "auto";             // see PackedFolder
+  std::vector<int64_t> prefill = {512};        // prompt lengths, also through the mesh
+  std::vector<int64_t> depths = {4096};        // contexts for decoding one sequence
+  std::vector<int64_t> sequences = {4, 8};     // batch sizes for decoding from an empty context
+  std::vector<int64_t> mesh_sequences = {1};   // streams decoded at once through the mesh
+  std::vector<int64_t> mesh_experts = {0, 2};  // shards of a mesh; 0: experts in each worker
   int64_t decode_steps = 64;
   int64_t chunk_tokens = 512;
   int repetitions = 3;

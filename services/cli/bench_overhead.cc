@@ -1,6 +1,7 @@
 #include "services/cli/bench_overhead.h"
 
 #include <functional>
+#include <string>
 
 #include "runtime/base/status.h"
 #include "services/cli/mesh_client.h"
@@ -50,7 +51,9 @@ absl::StatusOr<std::vector<BenchRow>> MeasureOverhead(const OverheadOptions& o,
   MeshClient client(mesh->router(), kLongest);
   RETURN_IF_ERROR(client.Open());
   std::vector<BenchRow> rows;
-  const auto add = [&](const char* test, int64_t n, int64_t sequences, const Rate& through,
+  const std::string shards =
+      o.mesh.experts == 0 ? "" : absl::StrFormat("-%d-shards", o.mesh.experts);
+  const auto add = [&](const std::string& test, int64_t n, int64_t sequences, const Rate& through,
                        const Rate& inside) {
     BenchRow row = {.test = test,
                     .n = n,
@@ -64,12 +67,12 @@ absl::StatusOr<std::vector<BenchRow>> MeasureOverhead(const OverheadOptions& o,
   };
   for (const int64_t n : o.prefill) {
     RETURN_IF_ERROR(add(
-        "mesh-prefill", n, 1, [&](uint64_t s) { return client.Prefill(n, s); },
+        "mesh-prefill" + shards, n, 1, [&](uint64_t s) { return client.Prefill(n, s); },
         [&](uint64_t s) { return Prefill(engine, n, s); }));
   }
   for (const int64_t n : o.sequences) {
     RETURN_IF_ERROR(add(
-        "mesh-decode", o.decode_steps, n,
+        "mesh-decode" + shards, o.decode_steps, n,
         [&](uint64_t s) { return client.Decode(n, o.decode_steps, s); },
         [&](uint64_t s) { return Decode(engine, n, o.decode_steps, s); }));
   }

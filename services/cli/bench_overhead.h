@@ -19,6 +19,7 @@ struct OverheadOptions {
 };
 
 // `engine` has as many threads as each worker of the mesh, and takes turns with it on the same ids.
+// Rows of a mesh with expert shards say so in their names: mesh-decode-2-shards.
 absl::StatusOr<std::vector<BenchRow>> MeasureOverhead(const OverheadOptions& options,
                                                       BenchEngine* engine);
 

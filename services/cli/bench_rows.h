@@ -14,7 +14,7 @@ double BenchSeconds();  // of a clock that only goes forwards
 double Median(std::vector<double> values);
 
 struct BenchRow {
-  std::string test;  // "prefill", "decode", "handoff", "mesh-prefill", "mesh-decode"
+  std::string test;  // "prefill", "decode", "handoff", "mesh-prefill", "mesh-decode-2-shards"
   int64_t n = 0;     // tokens of a prompt, steps, or bytes of a hand-off
   int64_t depth = 0, seqs = 1;
   std::vector<double> runs;          // tokens per second, or bytes per second of a hand-off

@@ -48,8 +48,8 @@ class BenchTest(unittest.TestCase):
         doc = json.loads(done.stdout)
         self.assertEqual([(r["test"], r["n"], r["depth"], r["seqs"]) for r in doc["results"]],
                          [("prefill", 70, 0, 1), ("decode", 4, 0, 1), ("decode", 4, 0, 2),
-                          ("decode", 4, 64, 1), ("mesh-prefill", 70, 0, 1),
-                          ("mesh-decode", 4, 0, 1)])
+                          ("decode", 4, 64, 1), ("mesh-prefill", 70, 0, 1), ("mesh-decode", 4, 0, 1),
+                          ("mesh-prefill-2-shards", 70, 0, 1), ("mesh-decode-2-shards", 4, 0, 1)])
         for row in doc["results"]:
             self.check(row, "tps")
         self.assertEqual([(r["test"], r["n"], r["seqs"]) for r in doc["handoff"]],
