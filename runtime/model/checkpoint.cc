@@ -138,6 +138,11 @@ absl::Status Checkpoint::CheckIndex(const std::map<std::string, std::string>& we
   return absl::OkStatus();
 }
 
+absl::Status Checkpoint::CheckUnchanged() const {
+  for (const auto& file : mapped_) RETURN_IF_ERROR(file->CheckUnchanged());
+  return absl::OkStatus();
+}
+
 void Checkpoint::ReleasePages() const {
   for (const auto& file : mapped_) file->ReleasePages();
 }

@@ -35,6 +35,8 @@ class Checkpoint {
   int64_t skipped_tensors() const { return skipped_tensors_; }  // of the image path
   int64_t skipped_bytes() const { return skipped_bytes_; }
 
+  // FAILED_PRECONDITION names a file that was changed since it was opened: what was read may be of neither.
+  absl::Status CheckUnchanged() const;
   // Gives the pages read so far back to the system; they are read again when touched.
   void ReleasePages() const;
   // Null when there is no such tensor.

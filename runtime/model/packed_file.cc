@@ -28,6 +28,7 @@ static_assert(std::endian::native == std::endian::little, "packed files are litt
 
 constexpr int64_t kPieceBytes = int64_t{2} << 20;
 constexpr char kMagic[8] = {'D', 'M', 'P', 'A', 'C', 'K', 'E', 'D'};
+constexpr mode_t kPackedMode = 0444;  // what is mapped and served is not to be changed in place
 constexpr int64_t kNameBytesMax = 1024;
 constexpr int64_t kDirectoryBytesMax = int64_t{1} << 30;
 constexpr int64_t kSizeMax = int64_t{1} << 40;  // of rows and of columns
@@ -134,7 +135,8 @@ PackedFile::~PackedFile() {
 
 absl::StatusOr<std::shared_ptr<const PackedFile>> PackedFile::Open(const std::string& path,
                                                                    const PackedKey& key) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd =
+      open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe would wait for a writer
   if (fd < 0) {
     if (errno == ENOENT || errno == ENOTDIR) return NotFound("%s: is not there", path);
     return Unavailable("%s: cannot be opened (%s)", path, std::strerror(errno));
@@ -142,10 +144,12 @@ absl::StatusOr<std::shared_ptr<const PackedFile>> PackedFile::Open(const std::st
   std::shared_ptr<PackedFile> file(new PackedFile);
   file->path_ = path;
   file->fd_ = fd;
-  if (!HoldPacked(fd)) return NotFound("%s: is being removed", path);
   struct stat info {};
-  const bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-  const int64_t size = regular ? static_cast<int64_t>(info.st_size) : 0;
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    return Unavailable("%s: is not a regular file; remove it", path);
+  }
+  if (!HoldPacked(fd)) return NotFound("%s: is being removed", path);
+  const auto size = static_cast<int64_t>(info.st_size);
   if (size < kPackedPage) return DataLoss("%s: is not a packed file (%d bytes)", path, size);
   void* data = mmap(nullptr, static_cast<size_t>(size), PROT_READ, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) {
@@ -260,8 +264,9 @@ absl::StatusOr<std::unique_ptr<PackedFileWriter>> PackedFileWriter::Create(
     return Unavailable("%s: cannot be created (%s)", writer->partial_, std::strerror(errno));
   }
   if (const int error = posix_fallocate(writer->fd_, 0, writer->bytes_); error != 0) {
-    return ResourceExhausted("%s: no room for %d bytes (%s)", writer->partial_, writer->bytes_,
-                             std::strerror(error));
+    return ResourceExhausted("%s: no room for %d bytes (%s)%s", writer->partial_, writer->bytes_,
+                             std::strerror(error),
+                             error == EFBIG ? "; raise the largest file size (ulimit -f)" : "");
   }
   const auto size = static_cast<size_t>(writer->bytes_);
   void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, writer->fd_, 0);
@@ -316,7 +321,8 @@ absl::Status PackedFileWriter::Finish() {
   WriteAt(kPackedPage, directory_bytes);
   WriteAt(0, std::as_bytes(std::span(&header, 1)));
   Unmap();
-  if (fsync(fd_) != 0 || std::rename(partial_.c_str(), path_.c_str()) != 0) {
+  if (fchmod(fd_, kPackedMode) != 0 || fsync(fd_) != 0 ||
+      std::rename(partial_.c_str(), path_.c_str()) != 0) {
     return Unavailable("%s: cannot become %s (%s)", partial_, path_, std::strerror(errno));
   }
   close(fd_);

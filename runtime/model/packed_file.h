@@ -48,8 +48,8 @@ struct PackedEntry {
 int64_t PiecePanels(const kernels::PackedMatrix& matrix);
 int64_t PieceCount(const kernels::PackedMatrix& matrix);
 
-// Immutable; threads may share it. A file must not be changed in place while it is mapped; replacing
-// it by rename is safe.
+// Immutable; threads may share it. A file must not be changed in place while it is mapped, which its mode
+// forbids; replacing it by rename is safe.
 class PackedFile {
  public:
   // NOT_FOUND when there is none; FAILED_PRECONDITION when it is of another model, width or layout;
@@ -95,7 +95,8 @@ class PackedFileWriter {
   PackedFileWriter& operator=(const PackedFileWriter&) = delete;
 
   void Write(int64_t entry, int64_t piece, std::span<const std::byte> bytes);
-  // All pieces must have been written. On disk when it returns; UNAVAILABLE when the disk failed.
+  // All pieces must have been written. On disk and read-only when it returns; UNAVAILABLE when the disk
+  // failed.
   absl::Status Finish();
 
   // For `build` to call with bytes done and in all; may be null.

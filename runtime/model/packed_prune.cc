@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -41,6 +42,7 @@ struct Candidate {
   int64_t bytes = 0;
   timespec used{};
   bool partial = false;
+  bool locked = false;  // by the caller
 };
 
 bool Before(const timespec& a, const timespec& b) {
@@ -60,10 +62,11 @@ std::vector<Candidate> List(const PackedPrune& prune) {
       c.packed.resize(std::min(c.packed.rfind('.'), c.packed.size()));
     }
     struct stat info {};
-    if (!c.packed.ends_with(kPacked) || c.packed == prune.keep ||
-        lstat(c.path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) {
+    if (!c.packed.ends_with(kPacked) || c.path == prune.keep || lstat(c.path.c_str(), &info) != 0 ||
+        !S_ISREG(info.st_mode)) {
       continue;
     }
+    c.locked = c.packed == prune.keep;
     c.bytes = static_cast<int64_t>(info.st_size);
     c.used = info.st_atim;
     out.push_back(std::move(c));
@@ -75,8 +78,9 @@ std::vector<Candidate> List(const PackedPrune& prune) {
 }
 
 bool Remove(const Candidate& c) {
-  const Descriptor packing(c.packed + ".lock", O_RDWR | O_CREAT);
-  if (!packing.LockNow(LOCK_EX)) return false;
+  std::optional<Descriptor> packing;
+  if (!c.locked && !packing.emplace(c.packed + ".lock", O_RDWR | O_CREAT).LockNow(LOCK_EX))
+    return false;
   const Descriptor file(c.path, O_RDONLY);
   return file.LockNow(LOCK_EX) && unlink(c.path.c_str()) == 0;
 }

@@ -19,7 +19,9 @@ inline constexpr int64_t kPackedBytesMax = int64_t{64} << 30;
 
 struct PackedPrune {
   std::string folder;
-  std::string keep;         // path that is never removed, and does not count
+  // Path that is never removed and does not count; the caller holds the lock under which it is packed, so
+  // what is half of it was left by a process that died.
+  std::string keep;
   int64_t bytes_max = 0;    // of the other packed files
   int64_t bytes_freed = 0;  // to be freed at least, whatever they take
 };

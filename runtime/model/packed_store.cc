@@ -23,7 +23,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr absl::Duration kPoll = absl::Milliseconds(50);
-constexpr int64_t kSpareBytes = int64_t{64} << 20;  // left free on the disk
+constexpr int64_t kMib = int64_t{1} << 20;
+constexpr int64_t kSpareBytes = 64 * kMib;  // left free on the disk
 
 void Note(const LoadOptions& options, const std::string& line) {
   if (options.note) options.note(line);
@@ -134,8 +135,10 @@ class Store {
     const int64_t room = MakeRoom(bytes);
     if (room >= 0 && room < bytes + kSpareBytes) {
       return ResourceExhausted(
-          "%s: packed weights need %d MiB, %d MiB are free; make room or name another --packed-dir",
-          options_.packed.folder, (bytes + kSpareBytes) >> 20, room >> 20);
+          "%s: packed weights need %d MiB and %d MiB more that stay free, %d MiB are free; make "
+          "room or "
+          "name another --packed-dir",
+          options_.packed.folder, (bytes + kMib - 1) / kMib, kSpareBytes / kMib, room / kMib);
     }
     Note(options_, absl::StrFormat("packing %d MiB into %s", bytes >> 20, path_));
     ASSIGN_OR_RETURN(auto writer, PackedFileWriter::Create(path_, task_.key, std::move(entries)));

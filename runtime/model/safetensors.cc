@@ -130,6 +130,11 @@ absl::Status CheckOverlap(const std::map<std::string, Entry>& entries, const std
   return absl::OkStatus();
 }
 
+std::string VersionOf(const struct stat& info) {
+  return absl::StrFormat("%d %d.%09d %d.%09d", info.st_size, info.st_mtim.tv_sec,
+                         info.st_mtim.tv_nsec, info.st_ctim.tv_sec, info.st_ctim.tv_nsec);
+}
+
 struct Mapped {
   std::span<const std::byte> bytes;
   std::string version;
@@ -155,8 +160,7 @@ absl::StatusOr<Mapped> MapFile(const std::string& path) {
     return ResourceExhausted("%s: mapping %d bytes failed (%s)", path, size, std::strerror(errno));
   }
   return Mapped{std::span(static_cast<const std::byte*>(data), static_cast<size_t>(size)),
-                absl::StrFormat("%d %d.%09d %d.%09d", info.st_size, info.st_mtim.tv_sec,
-                                info.st_mtim.tv_nsec, info.st_ctim.tv_sec, info.st_ctim.tv_nsec)};
+                VersionOf(info)};
 }
 
 }  // namespace
@@ -194,6 +198,13 @@ absl::StatusOr<std::shared_ptr<const SafetensorsFile>> SafetensorsFile::Open(
   file->version_ = std::move(mapped.version);
   RETURN_IF_ERROR(file->ParseHeader());
   return std::shared_ptr<const SafetensorsFile>(std::move(file));
+}
+
+absl::Status SafetensorsFile::CheckUnchanged() const {
+  struct stat info {};
+  if (stat(path_.c_str(), &info) == 0 && VersionOf(info) == version_) return absl::OkStatus();
+  return FailedPrecondition(
+      "%s: was changed while it was read; load it again when nobody writes it", path_);
 }
 
 absl::Status SafetensorsFile::ParseHeader() {

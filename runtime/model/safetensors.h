@@ -47,6 +47,8 @@ class SafetensorsFile {
   const std::string& path() const { return path_; }
   // Size and times of the file that is mapped, whatever has the path by now.
   const std::string& version() const { return version_; }
+  // FAILED_PRECONDITION when the path holds another file by now, or this one was written to.
+  absl::Status CheckUnchanged() const;
   const std::map<std::string, TensorView, std::less<>>& tensors() const { return tensors_; }
   // Takes the pages out of this process; they come back when touched.
   void ReleasePages() const;

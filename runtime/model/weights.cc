@@ -263,8 +263,9 @@ absl::StatusOr<PackedReport> LoadPacked(const ModelConfig& config, const Checkpo
     RETURN_IF_ERROR(all.Collect({}, /*only_experts=*/false));
     return all.packer().Entries();
   };
-  task.build = [&](PackedFileWriter& writer) {
-    return all.packer().RunToFile(pool, writer, options.progress);
+  task.build = [&](PackedFileWriter& writer) -> absl::Status {
+    RETURN_IF_ERROR(all.packer().RunToFile(pool, writer, options.progress));
+    return checkpoint.CheckUnchanged();  // the file gets the name of what was opened
   };
   task.use = [&](std::shared_ptr<const PackedFile> file) -> absl::Status {
     RETURN_IF_ERROR(packer.Attach(pool, *file, options.progress));
@@ -326,6 +327,7 @@ absl::StatusOr<std::unique_ptr<Weights>> LoadWeights(const ModelConfig& config,
   Loader loader(config, *checkpoint, options.weights, *weights);
   RETURN_IF_ERROR(loader.Collect(options.experts, options.only_experts));
   RETURN_IF_ERROR(LoadMatrices(config, *checkpoint, options, source, loader.packer(), *weights));
+  RETURN_IF_ERROR(checkpoint->CheckUnchanged());
   if (options.only_experts) weights->layers.clear();
   checkpoint->ReleasePages();
   weights->experts.int8_activations = options.activations == Activations::kInt8;

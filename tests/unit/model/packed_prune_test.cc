@@ -122,6 +122,18 @@ TEST_F(PackedPruneTest, WhatTheDeadLeftGoesAndForeignFilesStay) {
   close(lock);
 }
 
+// Whoever packs a file again removes what was left of it, under the lock that it holds itself.
+TEST_F(PackedPruneTest, WhatTheDeadLeftOfTheKeptFileGoes) {
+  Make("kept.packed", 1);
+  Make("kept.packed.77.partial", 9);
+  const int lock = open((folder_ + "kept.packed.lock").c_str(), O_RDWR | O_CREAT, 0644);
+  ASSERT_EQ(flock(lock, LOCK_EX), 0);
+  EXPECT_EQ(Prune(1 << 20, 0, "kept.packed"), 1000);
+  EXPECT_THAT(notes_, ElementsAre(HasSubstr("kept.packed.77.partial")));
+  EXPECT_THAT(Left(), ElementsAre("kept.packed"));
+  close(lock);
+}
+
 TEST_F(PackedPruneTest, AFolderThatIsNotThereIsNoError) {
   EXPECT_EQ(PrunePacked({folder_ + "none", "", 0, 0}, nullptr), 0);
 }

@@ -4,12 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "absl/time/clock.h"
@@ -53,6 +55,11 @@ class Packed : public testing::Test {
     return *std::move(weights);
   }
   std::string Build() { return MustLoad()->packed.path; }
+  // As root does, or whoever owns the folder.
+  static void Damage(const std::string& path, std::string_view content) {
+    fs::permissions(path, fs::perms::owner_write, fs::perm_options::add);
+    WriteFile(path, content);
+  }
   PackedKey Key() const {
     const auto checkpoint = Checkpoint::Open(GoldenFolder(kGolden));
     return {*SourceDigest(**checkpoint), "stored"};
@@ -140,7 +147,7 @@ TEST_F(Packed, EveryFlippedByteIsRefused) {
   const auto refuses = [&](size_t at) {
     std::string bad = good;
     bad[at] = static_cast<char>(bad[at] ^ 16);
-    WriteFile(path, bad);
+    Damage(path, bad);
     const auto file = PackedFile::Open(path, key);
     if (!file.ok()) {
       EXPECT_TRUE(absl::IsDataLoss(file.status()) || absl::IsFailedPrecondition(file.status()));
@@ -160,7 +167,7 @@ TEST_F(Packed, EveryFlippedByteIsRefused) {
   for (int64_t at = 0; at<directory; at += directory> 20000 ? 13 : 1) {
     ASSERT_TRUE(refuses(static_cast<size_t>(kPackedPage + at))) << at;
   }
-  WriteFile(path, good);
+  Damage(path, good);
   const auto file = PackedFile::Open(path, key);
   ASSERT_TRUE(file.ok());
   size_t n = 0;
@@ -185,7 +192,7 @@ TEST_F(Packed, ADamagedFileIsPackedAgain) {
       {"", "not a packed file"},      {longer, "its header says"},
       {foreign, "wrong magic"},       {layout, "layout"}};
   for (const auto& [bytes, why] : cases) {
-    WriteFile(path, bytes);
+    Damage(path, bytes);
     notes_.clear();
     const auto weights = MustLoad();
     EXPECT_TRUE(weights->packed.built) << why;
@@ -214,7 +221,7 @@ TEST_F(Packed, AStaleKeyIsRefused) {
   const std::string fresh = (*weights)->packed.path;
   EXPECT_NE(fresh, path);
   weights->reset();
-  fs::copy_file(path, fresh, fs::copy_options::overwrite_existing);
+  Damage(fresh, ReadFile(path));
   weights = Load(changed.folder(), options_);
   ASSERT_TRUE(weights.ok()) << weights.status();
   EXPECT_EQ((*weights)->packed.refused, 1);
@@ -244,6 +251,58 @@ TEST_F(Packed, FiveProcessesPackOnce) {
     built += WEXITSTATUS(status);
   }
   EXPECT_EQ(built, 1);
+}
+
+// The room that a packer took before it was killed must not stay taken when the same model is packed again.
+TEST_F(Packed, WhatAKilledPackerLeftMakesRoom) {
+  const std::string path = Build(), left = path + ".77.partial";
+  fs::remove(path);
+  WriteFile(left, std::string(1000, 'x'));
+  options_.packed.required = true;
+  options_.packed.free_bytes = [&](const std::string&) {
+    return fs::exists(left) ? int64_t{1} << 20 : int64_t{1} << 40;
+  };
+  EXPECT_EQ(Build(), path);
+  EXPECT_FALSE(fs::exists(left));
+}
+
+TEST_F(Packed, AFileIsReadOnly) {
+  EXPECT_EQ(fs::status(Build()).permissions(),
+            fs::perms::owner_read | fs::perms::group_read | fs::perms::others_read);
+}
+
+// Neither hangs on it nor takes it for a file.
+TEST_F(Packed, APipeInItsPlaceIsRefused) {
+  const std::string path = Build();
+  fs::remove(path);
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  EXPECT_EQ(PackedFile::Open(path, Key()).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(MustLoad()->packed.path.empty());
+  EXPECT_THAT(notes_.back(), HasSubstr("is not a regular file"));
+}
+
+// What was read while someone wrote is neither the old model nor the new one.
+TEST_F(Packed, ACheckpointChangedWhileItIsPackedIsRefused) {
+  CheckpointCopy copy(kGolden);
+  const std::string shard = copy.Path(copy.FileOf("language_model.lm_head.weight"));
+  options_.progress = [&](int64_t, int64_t) {  // in place, for it is mapped
+    std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end);
+    file.put('x');
+  };
+  for (const std::string& folder : {folder_, std::string()}) {
+    options_.packed.folder = folder;
+    const auto weights = Load(copy.folder(), options_);
+    EXPECT_EQ(weights.status().code(), absl::StatusCode::kFailedPrecondition) << weights.status();
+    EXPECT_THAT(MessageOf(weights.status()),
+                testing::AllOf(HasSubstr(shard), HasSubstr("changed")));
+  }
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    EXPECT_TRUE(entry.path().string().ends_with(".lock")) << entry.path();
+  }
+  options_.progress = nullptr;
+  options_.packed.folder = folder_;
+  EXPECT_TRUE(Load(copy.folder(), options_).ok());
 }
 
 // Holds the lock as a process that packs does.
@@ -303,7 +362,7 @@ TEST_F(Packed, WithoutRoomMemoryServes) {
   EXPECT_TRUE(weights->packed.path.empty());
   ASSERT_NE(weights->lm_head.data, nullptr);
   ASSERT_EQ(notes_.size(), 1u);
-  EXPECT_THAT(notes_[0], HasSubstr("1 MiB are free"));
+  EXPECT_THAT(notes_[0], HasSubstr("MiB and 64 MiB more that stay free, 1 MiB are free"));
   options_.packed.required = true;
   EXPECT_EQ(Load(GoldenFolder(kGolden), options_).status().code(),
             absl::StatusCode::kResourceExhausted);
