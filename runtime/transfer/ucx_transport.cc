@@ -265,6 +265,7 @@ void UcxTransportImpl::Loop() {
 }
 
 bool UcxTransportImpl::Round() {
+  const ReturnWatch::Call call(watch_);
   bool busy = RunCommands();
   if (stopping_) return busy;
   // What came from no connection names endpoints that UCX may free later on.
@@ -485,13 +486,20 @@ void UcxTransportImpl::Shutdown() {
       std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(options_.shutdown_grace);
   while ((!closing_.empty() || !sends_.empty() || !receives_.empty()) &&
          std::chrono::steady_clock::now() < deadline) {
-    if (!ucx_->Progress(1, [] { return true; }))
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    bool busy;
+    {
+      const ReturnWatch::Call call(watch_);
+      busy = ucx_->Progress(1, [] { return true; });
+    }
+    if (!busy) std::this_thread::sleep_for(std::chrono::microseconds(50));
     ReapClosed();
     RunCommands();  // completions may have sent more; every peer is gone, so these fail at once
   }
   if (!closing_.empty()) LogWarning("ucx.shutdown", {{"connections_left", closing_.size()}});
-  ucx_->DestroyWorker();
+  {
+    const ReturnWatch::Call call(watch_);
+    ucx_->DestroyWorker();
+  }
   // Nothing can write or read any more, so what UCX never completed may be given back.
   const absl::Status cancelled = Cancelled("the transport was closed");
   while (!sends_.empty()) FinishSend(*sends_.begin(), cancelled);

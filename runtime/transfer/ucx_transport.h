@@ -49,6 +49,7 @@ struct UcxTransportOptions {
   absl::Duration greeting_max = absl::Seconds(5);      // from Connect to the welcome
   absl::Duration stranger_silence = absl::Seconds(3);  // before UCX's first bytes
   int64_t strangers_max = 256;  // connections that have not sent them; the oldest are cut
+  absl::Duration hung_after = absl::Seconds(20);     // of one call into UCX; the process ends
   absl::Duration shutdown_grace = absl::Seconds(2);  // closing connections at destruction
 };
 

@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/transfer/return_watch.h"
 #include "runtime/transfer/ucx_address.h"
 #include "runtime/transfer/ucx_transport.h"
 #include "runtime/transfer/ucx_worker.h"
@@ -35,7 +36,8 @@ class UcxTransportImpl final : public UcxTransport {
  public:
   using Clock = std::chrono::steady_clock;
 
-  explicit UcxTransportImpl(UcxTransportOptions options) : options_(std::move(options)) {}
+  explicit UcxTransportImpl(UcxTransportOptions options)
+      : options_(std::move(options)), watch_("UCX", options_.hung_after) {}
   ~UcxTransportImpl() override;
 
   absl::Status Open();
@@ -172,6 +174,7 @@ class UcxTransportImpl final : public UcxTransport {
   std::string identity_, address_;
   int64_t header_bytes_max_ = 0;
   std::unique_ptr<UcxWorker> ucx_;
+  ReturnWatch watch_;
   std::thread thread_;
 
   std::array<std::atomic<MessageHandler*>, kMessageTypes> handlers_{};

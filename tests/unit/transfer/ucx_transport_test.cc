@@ -197,6 +197,36 @@ TEST(UcxTransportTest, TheReceiverMayDisconnectToo) {
       << a.recorder.sent_[1];
 }
 
+// A handler runs within a look into UCX.
+void ReceiveAndNeverComeBack() {
+  UcxTransportOptions options = LoopbackOptions();
+  options.hung_after = absl::Milliseconds(300);
+  End a, b(options);
+  const std::vector<std::byte> payload = Pattern(1000, 1);
+  b.recorder.on_payload_ = [](PeerId) { pause(); };
+  const PeerId peer = *a.transport->Connect(b.transport->address());
+  a.transport->Send(peer, MessageType::kProbe, "x", payload, a.recorder.Count());
+  sleep(20);
+}
+
+TEST(UcxTransportDeathTest, ALookIntoUcxThatNeverReturnsEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(ReceiveAndNeverComeBack(), "UCX has not come back for 300ms");
+}
+
+TEST(UcxTransportTest, ASlowLookIsLeftAlone) {
+  UcxTransportOptions options = LoopbackOptions();
+  options.hung_after = absl::Seconds(2);
+  End a, b(options);
+  const std::vector<std::byte> payload = Pattern(1000, 1);
+  b.recorder.on_payload_ = [](PeerId) { usleep(300'000); };
+  const PeerId peer = *a.transport->Connect(b.transport->address());
+  for (int i = 0; i < 2; ++i) {
+    a.transport->Send(peer, MessageType::kProbe, "x", payload, a.recorder.Count());
+  }
+  EXPECT_TRUE(b.recorder.Wait(10, [](const Recorder& r) { return r.messages_.size() == 2; }));
+}
+
 TEST(UcxTransportTest, OneThatRestartsIsReachedAtItsNewAddress) {
   End a;
   for (int life = 0; life < 3; ++life) {
