@@ -125,9 +125,10 @@ void ExpectServes(End& end) {
 }
 
 bool Eventually(const std::function<bool()>& condition, double seconds = 5) {
-  const auto start = steady_clock::now();
-  while (!condition() && Since(start) < seconds) usleep(2000);
-  return condition();
+  for (const auto start = steady_clock::now(); Since(start) < seconds; usleep(2000)) {
+    if (condition()) return true;
+  }
+  return false;
 }
 
 int OpenFiles() {
