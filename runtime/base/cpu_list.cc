@@ -36,7 +36,19 @@ absl::Status BindThisThread(std::span<const int> cpus) {
   cpu_set_t set;
   CPU_ZERO(&set);
   for (const int cpu : cpus) CPU_SET(static_cast<size_t>(cpu), &set);
-  if (sched_setaffinity(0, sizeof(set), &set) == 0) return absl::OkStatus();
+  cpu_set_t got;
+  CPU_ZERO(&got);
+  if (sched_setaffinity(0, sizeof(set), &set) == 0 &&
+      sched_getaffinity(0, sizeof(got), &got) == 0) {
+    std::vector<int> missing;
+    for (const int cpu : cpus) {
+      if (!CPU_ISSET(static_cast<size_t>(cpu), &got)) missing.push_back(cpu);
+    }
+    if (missing.empty()) return absl::OkStatus();
+    return InvalidArgument(
+        "cpus: %s of %s are not there for this process; see Cpus_allowed_list in /proc/self/status",
+        absl::StrJoin(missing, ","), absl::StrJoin(cpus, ","));
+  }
   return InvalidArgument(
       "cpus: this process may not run on any of %s; see Cpus_allowed_list in "
       "/proc/self/status",

@@ -14,7 +14,7 @@ namespace deltamesh {
 absl::StatusOr<std::vector<int>> ParseCpuList(std::string_view text);
 
 // Binds the calling thread, and every thread that it starts from then on. INVALID_ARGUMENT when this process
-// may not run on any of them.
+// may not run on all of them.
 absl::Status BindThisThread(std::span<const int> cpus);
 
 }  // namespace deltamesh

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -68,6 +69,13 @@ struct ThreadPool::Shared {
 
   explicit Shared(std::chrono::nanoseconds longest) : spin(longest) {}
 
+  void Stop() {
+    stop.store(true, std::memory_order_release);
+    jobs.fetch_add(1, std::memory_order_release);
+    jobs.notify_all();
+    for (std::thread& t : workers) t.join();
+  }
+
   void RunChunks() {
     for (;;) {
       const int64_t begin = next.fetch_add(chunk, std::memory_order_relaxed);
@@ -126,17 +134,17 @@ ThreadPool::ThreadPool(int threads, absl::Duration spin)
     : shared_(std::make_unique<Shared>(
           std::chrono::nanoseconds(std::max<int64_t>(0, absl::ToInt64Nanoseconds(spin))))) {
   CHECK(threads >= 1 && threads <= static_cast<int>(kInside), "threads=%d", threads);
-  for (int i = 1; i < threads; ++i) {
-    shared_->workers.emplace_back([s = shared_.get()] { s->WorkerLoop(); });
+  try {
+    for (int i = 1; i < threads; ++i) {
+      shared_->workers.emplace_back([s = shared_.get()] { s->WorkerLoop(); });
+    }
+  } catch (const std::system_error&) {  // the system refuses another thread
+    shared_->Stop();
+    throw;
   }
 }
 
-ThreadPool::~ThreadPool() {
-  shared_->stop.store(true, std::memory_order_release);
-  shared_->jobs.fetch_add(1, std::memory_order_release);
-  shared_->jobs.notify_all();
-  for (std::thread& t : shared_->workers) t.join();
-}
+ThreadPool::~ThreadPool() { shared_->Stop(); }
 
 int ThreadPool::threads() const { return static_cast<int>(shared_->workers.size()) + 1; }
 

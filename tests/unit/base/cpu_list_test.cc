@@ -36,6 +36,10 @@ TEST(CpuList, BindsThreadsThatStartLater) {
     }).join();
     EXPECT_EQ(BindThisThread(std::vector<int>{CPU_SETSIZE - 1}).code(),
               absl::StatusCode::kInvalidArgument);
+    // One that is there does not make up for one that is not.
+    const absl::Status some = BindThisThread(std::vector<int>{cpu, CPU_SETSIZE - 1});
+    EXPECT_EQ(some.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(std::string(some.message()).find("cpus: 1023 of "), std::string::npos) << some;
   }).join();
 }
 

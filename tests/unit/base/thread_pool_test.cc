@@ -1,6 +1,7 @@
 #include "runtime/base/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <time.h>
 
 #include <atomic>
 #include <chrono>
@@ -68,6 +69,21 @@ TEST(ThreadPool, SleepersWakeForTheNextJob) {
     });
     ASSERT_TRUE(both) << "job " << job;
   }
+}
+
+// Between jobs threads look for the next one for microseconds, not for as long as there is none.
+TEST(ThreadPool, AnIdlePoolSleeps) {
+  ThreadPool pool(4);
+  pool.ParallelFor(64, 1, [](int64_t, int64_t) {});
+  const auto used = [] {
+    timespec t{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return std::chrono::seconds(t.tv_sec) + std::chrono::nanoseconds(t.tv_nsec);
+  };
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // to be asleep on a busy machine too
+  const auto before = used();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_LT(used() - before, std::chrono::milliseconds(10));
 }
 
 TEST(ThreadPool, AJobSmallerThanAGrainStaysOnTheCaller) {
