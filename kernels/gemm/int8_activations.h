@@ -71,5 +71,7 @@ inline void GemmOrInt8(const GemmParams& p, const std::byte* quantized) {
 // wherever the CPU has them.
 enum class ByteProducts { kByItself, kNever, kWhereverThere };
 void UseByteProductsForTest(ByteProducts use);
+// Whether the kernels do with the widest registers, or else with narrower ones.
+bool HasByteProducts(bool wide);
 
 }  // namespace deltamesh::kernels

@@ -19,7 +19,6 @@
 
 namespace deltamesh::kernels {
 // Whether to multiply bytes in registers of 64 bytes (wide) or 32.
-bool HasByteProducts(bool wide);
 }  // namespace deltamesh::kernels
 
 HWY_BEFORE_NAMESPACE();

@@ -9,6 +9,9 @@
 #include <utility>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "kernels/base/cpu_features.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
@@ -16,6 +19,7 @@
 #include "runtime/model/model.h"
 #include "services/cli/bench_cost.h"
 #include "services/cli/bench_engine.h"
+#include "services/cli/bench_load.h"
 #include "services/cli/bench_overhead.h"
 #include "services/cli/bench_rows.h"
 #include "services/cli/bench_tokens.h"
@@ -27,18 +31,21 @@ namespace {
 
 constexpr int64_t kMibBytes = int64_t{1} << 20;
 
+bool Wants(const BenchOptions& o, std::string_view section) {
+  return std::find(o.sections.begin(), o.sections.end(), section) != o.sections.end();
+}
+
 class Bench {
  public:
   Bench(const BenchOptions& options, Model* model, const RooflineProbe* probe)
       : options_(options), probe_(probe), engine_(model, options.threads, options.chunk_tokens) {}
 
-  absl::StatusOr<std::vector<BenchRow>> Run();
+  // Whatever comes of it, `rows` holds what was measured.
+  absl::Status Run();
+  const std::vector<BenchRow>& rows() const { return rows_; }
 
  private:
-  bool Wants(std::string_view section) const {
-    return std::find(options_.sections.begin(), options_.sections.end(), section) !=
-           options_.sections.end();
-  }
+  bool Wants(std::string_view section) const { return ::deltamesh::Wants(options_, section); }
   // Runs `measure` for each repetition, between two looks at its ceiling (null: none), and adds the row.
   template <typename Measure>
   absl::Status Add(BenchRow row, const std::function<double()>& ceiling, const Measure& measure);
@@ -59,12 +66,12 @@ absl::Status Bench::Add(BenchRow row, const std::function<double()>& ceiling,
   for (int r = 0; r < options_.repetitions; ++r) {
     double others = 0;
     ASSIGN_OR_RETURN(const double rate, measure(&others));
+    row.AddOthers(others);
     row.runs.push_back(rate);
     if (ceiling) {
       const double after = ceiling();
       row.ceiling_runs.push_back((std::exchange(before, after) + after) / 2);
     }
-    row.others = others < 0 ? others : std::max(row.others, others);
   }
   rows_.push_back(std::move(row));
   return absl::OkStatus();
@@ -74,9 +81,15 @@ absl::Status Bench::Prefill(int64_t tokens) {
   BenchRow row = {.test = "prefill", .n = tokens, .runs = {}, .ceiling = "", .ceiling_runs = {}};
   std::function<double()> ceiling;
   if (probe_ != nullptr) {
-    row.ceiling = "multiply-add peak";
-    const double flops = TokenFlops(engine_.model(), static_cast<double>(tokens) / 2);
-    ceiling = [this, flops] { return probe_->FmaFlops() / flops; };
+    const bool int8 = options_.activations == "int8";
+    row.ceiling = int8 ? "8-bit product peak" : "multiply-add peak";
+    const Model& model = engine_.model();
+    const double flops = TokenFlops(model, static_cast<double>(tokens) / 2);
+    const double narrow = int8 ? TokenNarrowFlops(model, options_.weights == "8bit") : 0;
+    ceiling = [this, flops, narrow] {
+      const double wide = (flops - narrow) / probe_->FmaFlops();
+      return 1 / (narrow > 0 ? wide + narrow / probe_->Int8Ops() : wide);
+    };
   }
   return Add(std::move(row), ceiling, [&](double* others) -> absl::StatusOr<double> {
     RETURN_IF_ERROR(engine_.Restart(1, tokens));
@@ -134,16 +147,17 @@ absl::Status Bench::Mesh() {
   o.sequences = options_.mesh_sequences;
   o.decode_steps = options_.decode_steps;
   o.repetitions = options_.repetitions;
+  for (const int64_t n : options_.mesh_sequences) {
+    o.mesh.sequences = std::max(o.mesh.sequences, n);
+  }
   for (const int64_t shards : options_.mesh_experts) {
     o.mesh.experts = static_cast<int>(shards);
-    absl::StatusOr<std::vector<BenchRow>> rows = MeasureOverhead(o, &engine_);
-    if (!rows.ok()) return Annotate(rows.status(), "section mesh");
-    std::move(rows->begin(), rows->end(), std::back_inserter(rows_));
+    RETURN_IF_ERROR(Annotate(MeasureOverhead(o, &engine_, &rows_), "section mesh"));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<BenchRow>> Bench::Run() {
+absl::Status Bench::Run() {
   for (const int64_t n : options_.prefill) {
     if (Wants("prefill")) RETURN_IF_ERROR(Prefill(n));
   }
@@ -157,12 +171,9 @@ absl::StatusOr<std::vector<BenchRow>> Bench::Run() {
   if (Wants("handoff")) {
     HandoffBenchOptions handoff = options_.handoff;
     handoff.repetitions = options_.repetitions;
-    absl::StatusOr<std::vector<BenchRow>> rows = MeasureHandoff(handoff);
-    if (!rows.ok()) return Annotate(rows.status(), "section handoff");
-    std::move(rows->begin(), rows->end(), std::back_inserter(rows_));
+    RETURN_IF_ERROR(Annotate(MeasureHandoff(handoff, &rows_), "section handoff"));
   }
-  if (Wants("mesh")) RETURN_IF_ERROR(Mesh());
-  return std::move(rows_);
+  return Wants("mesh") ? Mesh() : absl::OkStatus();
 }
 
 // What it took until the model could be used, before anything else was held.
@@ -171,8 +182,8 @@ struct Start {
   int64_t resident_bytes;
 };
 
-void PrintTable(const BenchOptions& o, const Model& model, const Start& start,
-                const std::vector<BenchRow>& rows, const Roofline* roof, std::ostream& out) {
+void PrintTable(const BenchOptions& o, const Model& model, const Start& start, const Bench& bench,
+                const absl::Status&, const Roofline* roof, std::ostream& out) {
   out << absl::StrFormat("model     %s, %s weights, %s activations, %d MiB, %d threads, %s\n",
                          o.model, o.weights, o.activations, model.weight_bytes() / kMibBytes,
                          o.threads, kernels::CpuTargets().front());
@@ -182,16 +193,18 @@ void PrintTable(const BenchOptions& o, const Model& model, const Start& start,
       static_cast<double>(start.resident_bytes) / static_cast<double>(model.weight_bytes()));
   if (roof != nullptr) {
     out << absl::StrFormat(
-        "ceilings  read %.1f GB/s median (%.1f best)  multiply-add %.1f GFLOP/s (%.1f median)\n",
+        "ceilings  read %.1f GB/s median (%.1f best)  multiply-add %.1f GFLOP/s (%.1f best)  8-bit "
+        "products %.1f Gop/s (%.1f best)\n",
         roof->read_bytes_per_second.median / 1e9, roof->read_bytes_per_second.best / 1e9,
-        roof->fma_flops.best / 1e9, roof->fma_flops.median / 1e9);
+        roof->fma_flops.median / 1e9, roof->fma_flops.best / 1e9, roof->int8_ops.median / 1e9,
+        roof->int8_ops.best / 1e9);
   }
-  PrintRows(rows, out);
+  PrintRows(bench.rows(), out);
 }
 
 // The results have the keys that other engines' benchmarks write, so that scripts can put them side by side.
-void PrintJson(const BenchOptions& o, const Model& model, const Start& start,
-               const std::vector<BenchRow>& rows, const Roofline* roof, std::ostream& out) {
+void PrintJson(const BenchOptions& o, const Model& model, const Start& start, const Bench& bench,
+               const absl::Status& status, const Roofline* roof, std::ostream& out) {
   nlohmann::ordered_json doc = {{"label", o.label.empty() ? "deltamesh" : o.label},
                                 {"model", o.model},
                                 {"model_bytes", model.weight_bytes()},
@@ -207,14 +220,29 @@ void PrintJson(const BenchOptions& o, const Model& model, const Start& start,
     doc["ceilings"] = {{"read_gbs_best", roof->read_bytes_per_second.best / 1e9},
                        {"read_gbs_median", roof->read_bytes_per_second.median / 1e9},
                        {"fp32_fma_gflops_best", roof->fma_flops.best / 1e9},
-                       {"fp32_fma_gflops_median", roof->fma_flops.median / 1e9}};
+                       {"fp32_fma_gflops_median", roof->fma_flops.median / 1e9},
+                       {"int8_gops_best", roof->int8_ops.best / 1e9},
+                       {"int8_gops_median", roof->int8_ops.median / 1e9}};
   }
   // Rows in bytes have other keys and stand apart.
   std::vector<BenchRow> tokens, bytes;
-  for (const BenchRow& row : rows) (row.test == "handoff" ? bytes : tokens).push_back(row);
+  for (const BenchRow& row : bench.rows()) (row.test == "handoff" ? bytes : tokens).push_back(row);
   doc["results"] = RowsJson(tokens);
   doc["handoff"] = RowsJson(bytes);
-  out << doc.dump(1) << "\n";
+  if (!status.ok()) doc["failed"] = MessageOf(status);
+  out << JsonText(doc);
+}
+
+// Shards of a model without routed experts are none.
+absl::Status CheckShards(const ModelConfig& config, std::vector<int64_t>* shards) {
+  const int64_t experts = config.CountFfn(FfnKind::kMoe) > 0 ? config.experts : 0;
+  if (experts == 0) *shards = {0};
+  for (const int64_t n : *shards) {
+    if (n <= experts) continue;
+    return InvalidArgument("mesh-experts: %d shards of %d experts; use at most one per expert", n,
+                           experts);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckOptions(const BenchOptions& o) {
@@ -232,7 +260,23 @@ absl::Status CheckOptions(const BenchOptions& o) {
       if (n < 1 || n > 1024) return InvalidArgument("sequences: %d; use 1 to 1024", n);
     }
   }
-  return absl::OkStatus();
+  return Wants(o, "handoff") ? CheckHandoffOptions(o.handoff) : absl::OkStatus();
+}
+
+// A list such as 1,4,8, whole: CLI11 by itself passes over empty entries.
+CLI::Option* AddCounts(CLI::App* app, const char* name, std::vector<int64_t>* values,
+                       const std::string& description) {
+  const auto take = [=](const std::string& text) {
+    values->clear();
+    for (const std::string& part : std::vector<std::string>(absl::StrSplit(text, ','))) {
+      if (!absl::SimpleAtoi(part, &values->emplace_back())) {
+        throw CLI::ValidationError(name, text + ": use numbers such as 1,4,8");
+      }
+    }
+  };
+  return app->add_option_function<std::string>(name, take, description)
+      ->default_str(absl::StrJoin(*values, ","))
+      ->type_name("INT,...");
 }
 
 }  // namespace
@@ -247,41 +291,25 @@ void AddBenchFlags(CLI::App* app, BenchOptions* o) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   AddToolLoadFlags(app, &o->weights, &o->activations, &o->packed_dir);
-  app->add_option("--prefill", o->prefill, "prompt lengths: 128,512")
-      ->delimiter(',')
-      ->capture_default_str();
-  app->add_option("--sequences", o->sequences, "batch sizes for decoding")
-      ->delimiter(',')
-      ->capture_default_str();
-  app->add_option("--depths", o->depths, "contexts for decoding one sequence, in tokens")
-      ->delimiter(',')
-      ->capture_default_str();
-  app->add_option("--handoff-mib", o->handoff.mib, "sizes of handed-over states, in MiB")
-      ->delimiter(',')
-      ->capture_default_str();
-  app->add_option("--handoff-in-flight", o->handoff.in_flight, "hand-offs at once")
-      ->delimiter(',')
-      ->capture_default_str();
+  AddCounts(app, "--prefill", &o->prefill, "prompt lengths: 128,512");
+  AddCounts(app, "--sequences", &o->sequences, "batch sizes for decoding");
+  AddCounts(app, "--depths", &o->depths, "contexts for decoding one sequence, in tokens");
+  AddCounts(app, "--handoff-mib", &o->handoff.mib, "sizes of handed-over states, in MiB");
+  AddCounts(app, "--handoff-in-flight", &o->handoff.in_flight, "hand-offs at once");
   app->add_option("--handoff-moved-mib", o->handoff.moved_mib, "MiB of hand-offs per measurement")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 16))
       ->capture_default_str();
-  app->add_option("--mesh-sequences", o->mesh_sequences, "streams at once through the mesh")
-      ->delimiter(',')
-      ->capture_default_str();
-  app->add_option(
-         "--mesh-experts", o->mesh_experts,
-         "expert shards of the meshes, one mesh after the other; 0: experts in each worker")
-      ->delimiter(',')
-      ->check(CLI::Range(0, 64))
-      ->capture_default_str();
+  AddCounts(app, "--mesh-sequences", &o->mesh_sequences, "streams at once through the mesh");
+  AddCounts(app, "--mesh-experts", &o->mesh_experts,
+            "expert shards of the meshes, one mesh after the other; 0: experts in each worker");
   app->add_option("--decode-steps", o->decode_steps, "steps per measurement")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
   app->add_option("--chunk-tokens", o->chunk_tokens, "prompt tokens per call")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, kForwardTokensMax))
       ->capture_default_str();
   app->add_option("--repetitions", o->repetitions, "the median is reported")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app->add_option("--roofline-seconds", o->roofline_seconds,
                   "of each probe of the machine; 0: no probes and no fractions")
@@ -291,9 +319,13 @@ void AddBenchFlags(CLI::App* app, BenchOptions* o) {
   app->add_option("--label", o->label, "free text for the JSON");
 }
 
-absl::Status RunBench(const BenchOptions& options, std::ostream& out) {
+bool NeedsScratch(const BenchOptions& options) { return Wants(options, "mesh"); }
+
+absl::Status RunBench(BenchOptions options, std::ostream& out) {
   InitLog("bench", LogLevel::kWarning);
   RETURN_IF_ERROR(CheckOptions(options));
+  ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::Load(options.model));
+  if (Wants(options, "mesh")) RETURN_IF_ERROR(CheckShards(config, &options.mesh_experts));
   const SystemClock clock;
   ASSIGN_OR_RETURN(const LoadOptions load,
                    ToolLoadOptions(options.model, options.threads, options.weights,
@@ -304,14 +336,19 @@ absl::Status RunBench(const BenchOptions& options, std::ostream& out) {
   RETURN_IF_ERROR(CheckBenchVocab(model->config().vocab));
   std::unique_ptr<RooflineProbe> probe;
   if (options.roofline_seconds > 0) {
-    ASSIGN_OR_RETURN(probe, RooflineProbe::Create(
-                                {.threads = options.threads, .seconds = options.roofline_seconds}));
+    ASSIGN_OR_RETURN(probe,
+                     RooflineProbe::Create({.threads = options.threads,
+                                            .seconds = options.roofline_seconds,
+                                            .mxfp4 = config.experts > 0 && config.experts_mxfp4}));
   }
   const Roofline* ceilings = probe ? &probe->roofline() : nullptr;
   Bench bench(options, model.get(), probe.get());
-  ASSIGN_OR_RETURN(const std::vector<BenchRow> rows, bench.Run());
-  (options.json ? PrintJson : PrintTable)(options, *model, start, rows, ceilings, out);
-  return absl::OkStatus();
+  const absl::Status status = bench.Run();
+  if (status.ok() || !bench.rows().empty()) {  // what was measured is worth keeping
+    (options.json ? PrintJson : PrintTable)(options, *model, start, bench, status, ceilings, out);
+    out << std::flush;
+  }
+  return status;
 }
 
 }  // namespace deltamesh

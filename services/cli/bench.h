@@ -1,12 +1,14 @@
 // `deltamesh bench`: how fast this machine runs a model, each figure with its fraction of a ceiling that was
 // measured right before and after it (the median of these ratios).
 //
-//   prefill  logits of the last position of a prompt       against the multiply-add peak
+//   prefill  logits of the last position of a prompt       against the multiply-add peak (*)
 //   decode   one step per given id, no sampling            against the read bandwidth
 //   batch    the same for several sequences at once
 //   context  the same for one sequence behind a long context
 //   handoff  a state between two processes                 against what their connection carries
 //   mesh     a whole local mesh, as a client sees it       against this engine, taking turns with it
+//
+// (*) With int8 activations what 8-bit and MXFP4 matrices take is counted at the peak of 8-bit products.
 //
 // Token ids are a fixed hash of (sequence, position), so any engine can be fed the same. The median of the
 // repetitions is reported.
@@ -49,7 +51,10 @@ struct BenchOptions {
 };
 void AddBenchFlags(CLI::App* app, BenchOptions* options);
 
-// Call on the main thread.
-absl::Status RunBench(const BenchOptions& options, std::ostream& out);
+// Whether it writes to the system's temporary folder.
+bool NeedsScratch(const BenchOptions& options);
+
+// Call on the main thread. After an error too it prints the rows that were measured before.
+absl::Status RunBench(BenchOptions options, std::ostream& out);
 
 }  // namespace deltamesh

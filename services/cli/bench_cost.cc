@@ -38,9 +38,17 @@ double StepBytes(const Model& model, int64_t sequences, double context) {
          static_cast<double>(sequences) * (slab + latents);
 }
 
-double TokenFlops(const Model& model, double context) {
-  const ModelConfig& c = model.config();
-  const auto d = [](int64_t x) { return static_cast<double>(x); };
+namespace {
+
+double d(int64_t x) { return static_cast<double>(x); }
+
+// Multiply-adds of the routed experts that one token takes, of all layers.
+double ExpertWork(const ModelConfig& c) {
+  return d(c.CountFfn(FfnKind::kMoe)) * d(c.top_k) * 3 * d(c.expert_width()) * d(c.moe_inter);
+}
+
+// Of all matrices that one token is multiplied with.
+double MatrixWork(const ModelConfig& c) {
   const double kda = d(c.CountMixer(MixerKind::kKda)), mla = d(c.CountMixer(MixerKind::kMla));
   const double gate = c.full_rank_gate ? d(c.hidden) * d(c.kda_width())
                                        : d(c.kda_dim) * (d(c.hidden) + d(c.kda_width()));
@@ -52,15 +60,28 @@ double TokenFlops(const Model& model, double context) {
       (c.q_rank > 0 ? d(c.q_rank) * (d(c.hidden) + q_out) : d(c.hidden) * q_out) +
       d(c.hidden) * d(c.kv_rank + c.rope) + d(c.heads) * d(c.nope + c.v_dim) * d(c.kv_rank) +
       d(c.hidden) * d(c.heads) * d(c.v_dim) * (c.mla_gate ? 2 : 1);
-  const double expert = 3 * d(c.expert_width()) * d(c.moe_inter);
   const double latent_weights = c.latent > 0 ? 2 * d(c.hidden) * d(c.latent) : 0;
-  const double moe_weights = d(c.top_k) * expert + 3 * d(c.hidden) * d(c.shared_inter()) +
-                             d(c.hidden) * d(c.experts) + latent_weights;
-  const double weights = kda * kda_weights + mla * mla_weights +
-                         d(c.CountFfn(FfnKind::kDense)) * 3 * d(c.hidden) * d(c.dense_inter) +
-                         d(c.CountFfn(FfnKind::kMoe)) * moe_weights;
-  return 2 * weights + kda * 7 * d(c.kda_heads) * d(c.kda_dim) * d(c.kda_dim) +
+  const double moe_weights =
+      3 * d(c.hidden) * d(c.shared_inter()) + d(c.hidden) * d(c.experts) + latent_weights;
+  return kda * kda_weights + mla * mla_weights +
+         d(c.CountFfn(FfnKind::kDense)) * 3 * d(c.hidden) * d(c.dense_inter) +
+         d(c.CountFfn(FfnKind::kMoe)) * moe_weights + ExpertWork(c);
+}
+
+}  // namespace
+
+double TokenFlops(const Model& model, double context) {
+  const ModelConfig& c = model.config();
+  const double kda = d(c.CountMixer(MixerKind::kKda)), mla = d(c.CountMixer(MixerKind::kMla));
+  return 2 * MatrixWork(c) + kda * 7 * d(c.kda_heads) * d(c.kda_dim) * d(c.kda_dim) +
          mla * 2 * d(c.heads) * d(c.nope + c.rope + c.v_dim) * context;
+}
+
+double TokenNarrowFlops(const Model& model, bool weights_8bit) {
+  const ModelConfig& c = model.config();
+  if (!weights_8bit) return c.experts_mxfp4 ? 2 * ExpertWork(c) : 0;
+  const double router = d(c.CountFfn(FfnKind::kMoe)) * d(c.hidden) * d(c.experts);
+  return 2 * (MatrixWork(c) - router);
 }
 
 }  // namespace deltamesh

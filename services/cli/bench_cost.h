@@ -15,5 +15,8 @@ double StepBytes(const Model& model, int64_t sequences, double context);
 // Operations of one prompt token at a mean context of `context`: two per active weight, without the tables at
 // both ends; KDA's 7 d^2 per head; attention in its expanded form.
 double TokenFlops(const Model& model, double context);
+// Those of them that int8 activations take as 8-bit products: in matrices of 8 bits where `weights_8bit`,
+// else in MXFP4 experts.
+double TokenNarrowFlops(const Model& model, bool weights_8bit);
 
 }  // namespace deltamesh

@@ -59,9 +59,11 @@ void PrintTable(const CurveOptions& o, const LongRun& run, const std::vector<Poi
   const ModelConfig& c = run.model().config();
   const int64_t kda = c.CountMixer(MixerKind::kKda);
   out << absl::StrFormat(
-      "one prompt, %d KDA and %d MLA layers, %d tokens a call, %d threads; microseconds per token "
-      "over the last tokens before each length\n",
-      kda, c.CountMixer(MixerKind::kMla), o.chunk_tokens, o.threads);
+      "one prompt, %d KDA and %d MLA layers, %s weights, %s activations, %d tokens a call, %d "
+      "threads; "
+      "microseconds per token over the last tokens before each length\n",
+      kda, c.CountMixer(MixerKind::kMla), o.run.weights, o.run.activations, o.chunk_tokens,
+      o.run.threads);
   out << "length   last tokens     all layers   KDA layers*   prompt so far      cache   most "
          "memory\n";
   for (const Point& p : points) {
@@ -85,7 +87,9 @@ void PrintJson(const CurveOptions& o, const LongRun& run, const std::vector<Poin
                                 {"model", o.model.empty() ? "random" : o.model},
                                 {"kda_layers", c.CountMixer(MixerKind::kKda)},
                                 {"mla_layers", c.CountMixer(MixerKind::kMla)},
-                                {"threads", o.threads},
+                                {"threads", o.run.threads},
+                                {"weights", o.run.weights},
+                                {"activations", o.run.activations},
                                 {"chunk_tokens", o.chunk_tokens},
                                 {"cache_is", o.fill ? "filled up to the window" : "computed"},
                                 {"memory_bound_mib", o.memory_mib}};
@@ -101,7 +105,7 @@ void PrintJson(const CurveOptions& o, const LongRun& run, const std::vector<Poin
          {"cache_bytes", p.cache_bytes},
          {"peak_resident_bytes", p.resident_bytes}});
   }
-  out << doc.dump(1) << "\n";
+  out << JsonText(doc);
 }
 
 }  // namespace
@@ -110,15 +114,16 @@ absl::Status RunCurve(const CurveOptions& o, std::ostream& out, std::ostream& no
   ASSIGN_OR_RETURN(const std::vector<int64_t> lengths, Lengths(o));
   if (lengths.empty()) return InvalidArgument("curve: no lengths; use 1k,16k,128k,1M");
   std::unique_ptr<ScratchFolder> scratch;
-  std::string model = o.model, packed_dir = o.packed_dir;
+  std::string model = o.model;
+  LongRunOptions options = o.run;
   if (model.empty()) {
     ASSIGN_OR_RETURN(scratch, ScratchFolder::Create());
     RETURN_IF_ERROR(WriteRandomModel(CurveShape(), 1, scratch->path()));
     model = scratch->path();
-    packed_dir = "off";
+    options.packed_dir = "off";
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<LongRun> run,
-                   LongRun::Create(model, o.threads, packed_dir, lengths.back()));
+                   LongRun::Create(model, options, lengths.back()));
   const int64_t bound = o.memory_mib << 20;
   if (const int64_t least = run->PoolBytes() + run->model().weight_bytes(); least > bound) {
     return ResourceExhausted("memory-mib: %d; state and weights alone take %d MiB", o.memory_mib,

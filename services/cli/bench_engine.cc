@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/base/status.h"
+#include "services/cli/bench_pools.h"
 #include "services/cli/bench_tokens.h"
 
 namespace deltamesh {
@@ -10,8 +11,8 @@ absl::Status BenchEngine::Restart(int64_t sequences, int64_t tokens, uint64_t fi
   first_ = first;
   states_.clear();
   kept_blocks_.clear();
-  const int64_t blocks = sequences * ((tokens + kBlockTokens - 1) / kBlockTokens);
-  ASSIGN_OR_RETURN(pools_, StatePools::Create(model_->state_layout(), sequences, blocks));
+  pools_ = {};  // before there are others
+  ASSIGN_OR_RETURN(pools_, BenchPools(model_->state_layout(), sequences, tokens));
   for (int64_t s = 0; s < sequences; ++s) {
     ASSIGN_OR_RETURN(std::unique_ptr<SequenceState> state, SequenceState::Create(pools_));
     RETURN_IF_ERROR(state->Reserve(tokens));

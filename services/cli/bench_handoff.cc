@@ -19,6 +19,7 @@
 #include "runtime/transfer/handoff_sender.h"
 #include "runtime/transfer/ucx_transport.h"
 #include "services/cli/bench_link.h"
+#include "services/cli/bench_load.h"
 #include "services/cli/piped_child.h"
 #include "services/common/process.h"
 
@@ -200,7 +201,9 @@ class Sender {
   std::unique_ptr<UcxTransport> transport_;  // destroyed first
 };
 
-absl::Status CheckOptions(const HandoffBenchOptions& o) {
+}  // namespace
+
+absl::Status CheckHandoffOptions(const HandoffBenchOptions& o) {
   for (const int64_t m : o.mib) {
     if (m < 1 || m > kMibMax) return InvalidArgument("handoff-mib: %d; use 1 to %d", m, kMibMax);
   }
@@ -212,11 +215,8 @@ absl::Status CheckOptions(const HandoffBenchOptions& o) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<std::vector<BenchRow>> MeasureHandoff(const HandoffBenchOptions& o) {
-  RETURN_IF_ERROR(CheckOptions(o));
-  std::vector<BenchRow> rows;
+absl::Status MeasureHandoff(const HandoffBenchOptions& o, std::vector<BenchRow>* rows) {
+  RETURN_IF_ERROR(CheckHandoffOptions(o));
   for (const int64_t mib : o.mib) {
     for (const int64_t in_flight : o.in_flight) {
       const int64_t count = std::max(in_flight, o.moved_mib / mib);
@@ -229,16 +229,18 @@ absl::StatusOr<std::vector<BenchRow>> MeasureHandoff(const HandoffBenchOptions& 
                       .ceiling = "",
                       .ceiling_runs = {}};
       for (int r = 0; r < o.repetitions; ++r) {
+        const OtherLoad load;
         ASSIGN_OR_RETURN(const double rate, sender->Move(count));
-        row.runs.push_back(rate);
         ASSIGN_OR_RETURN(const LinkRate link, MeasureLink(mib << 20, o.moved_mib << 20));
+        row.AddOthers(load.cores());
+        row.runs.push_back(rate);
         row.ceiling = link.name;
         row.ceiling_runs.push_back(link.bytes_per_second);
       }
-      rows.push_back(std::move(row));
+      rows->push_back(std::move(row));
     }
   }
-  return rows;
+  return absl::OkStatus();
 }
 
 int RunHandoffPeer() {

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "services/cli/bench_rows.h"
 
 namespace deltamesh {
@@ -20,7 +20,9 @@ struct HandoffBenchOptions {
   int repetitions = 3;
 };
 
-absl::StatusOr<std::vector<BenchRow>> MeasureHandoff(const HandoffBenchOptions& options);
+absl::Status CheckHandoffOptions(const HandoffBenchOptions& options);
+// Rows that were measured before an error are added too.
+absl::Status MeasureHandoff(const HandoffBenchOptions& options, std::vector<BenchRow>* rows);
 
 // The other process: takes lines from standard input, answers on standard output, ends with the input.
 // Returns the exit code.

@@ -54,8 +54,8 @@ absl::Status TimeSteps(int64_t steps, LongRun& a, LongRun& b, std::vector<double
 absl::StatusOr<FillCheck> CheckFill(const std::string& model, int64_t context,
                                     const HybridOptions& o) {
   FillCheck check = {.context = context, .filled = {}, .computed = {}};
-  ASSIGN_OR_RETURN(const auto filled, LongRun::Create(model, o.threads, "off", context));
-  ASSIGN_OR_RETURN(const auto computed, LongRun::Create(model, o.threads, "off", context));
+  ASSIGN_OR_RETURN(const auto filled, LongRun::Create(model, o.run, context));
+  ASSIGN_OR_RETURN(const auto computed, LongRun::Create(model, o.run, context));
   RETURN_IF_ERROR(filled->Fill(context));
   RETURN_IF_ERROR(computed->Feed(context, kCheckChunk).status());
   RETURN_IF_ERROR(TimeSteps(2 * o.decode_steps, *filled, *computed, check.filled, check.computed));
@@ -80,9 +80,9 @@ void PrintTable(const HybridOptions& o, const RandomShape& s, const Report& r, s
   const auto kda = s.layers - std::ssize(s.full);
   out << absl::StrFormat(
       "hybrid %d KDA + %d MLA layers; full %d MLA layers; the same random shape: hidden %d, KDA %d "
-      "x %d, MLA %d heads, latent %d + %d; float32 state, %d threads\n",
+      "x %d, MLA %d heads, latent %d + %d; float32 state, %s weights, %s activations, %d threads\n",
       kda, s.layers - kda, s.layers, s.hidden, s.kda_heads, s.kda_dim, s.heads, s.rank, s.rope,
-      o.threads);
+      o.run.weights, o.run.activations, o.run.threads);
   out << "context    cache, bytes per token (state included)      decode, ms per token\n"
          "             hybrid       full      less               hybrid       full   faster\n";
   for (const Comparison& c : r.comparisons) {
@@ -101,10 +101,14 @@ void PrintTable(const HybridOptions& o, const RandomShape& s, const Report& r, s
 }
 
 void PrintJson(const HybridOptions& o, const RandomShape& s, const Report& r, std::ostream& out) {
-  nlohmann::ordered_json doc = {
-      {"label", "deltamesh hybrid-vs-full"},     {"layers", s.layers},
-      {"hybrid_mla_layers", std::ssize(s.full)}, {"threads", o.threads},
-      {"decode_steps", o.decode_steps},          {"contexts_are", "filled, not computed"}};
+  nlohmann::ordered_json doc = {{"label", "deltamesh hybrid-vs-full"},
+                                {"layers", s.layers},
+                                {"hybrid_mla_layers", std::ssize(s.full)},
+                                {"threads", o.run.threads},
+                                {"weights", o.run.weights},
+                                {"activations", o.run.activations},
+                                {"decode_steps", o.decode_steps},
+                                {"contexts_are", "filled, not computed"}};
   for (const Comparison& c : r.comparisons) {
     const auto side = [&](const Side& x) -> nlohmann::ordered_json {
       return {{"cache_bytes", x.cache_bytes},
@@ -124,35 +128,41 @@ void PrintJson(const HybridOptions& o, const RandomShape& s, const Report& r, st
             {"filled_over_computed", c.ratio()}};
   };
   doc["fill_check"] = {{"hybrid", check(r.check_hybrid)}, {"full", check(r.check_full)}};
-  out << doc.dump(1) << "\n";
+  out << JsonText(doc);
 }
 
 }  // namespace
 
 void AddLongFlags(CLI::App* app, CurveOptions* curve, bool* compare, HybridOptions* hybrid) {
-  app->add_option("--curve", curve->lengths,
-                  "instead: time per token where one prompt passes these lengths, 1k,16k,128k,1M; "
-                  "of a small random model without --model")
-      ->delimiter(',');
-  app->add_flag(
-      "--fill", curve->fill,
-      "fill the cache of --curve up to the tokens that are timed instead of computing it");
+  CLI::Option* const length =
+      app->add_option("--curve", curve->lengths,
+                      "instead: time per token where one prompt passes these lengths, "
+                      "1k,16k,128k,1M; of a small random model without --model")
+          ->delimiter(',');
+  app->add_flag("--fill", curve->fill,
+                "fill the cache of --curve up to the tokens that are timed instead of computing it")
+      ->needs(length);
   app->add_option("--memory-mib", curve->memory_mib, "most memory of the process during --curve")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+      ->needs(length)
       ->capture_default_str();
-  app->add_flag(
-      "--hybrid-vs-full", *compare,
-      "instead: cache and decode time of 3 KDA layers to 1 MLA layer against MLA in every "
-      "layer, on small random models");
+  CLI::Option* const both =
+      app->add_flag("--hybrid-vs-full", *compare,
+                    "instead: cache and decode time of 3 KDA layers to 1 MLA layer against MLA in "
+                    "every layer, on small random models")
+          ->excludes(length);
   app->add_option("--contexts", hybrid->contexts, "contexts of --hybrid-vs-full")
       ->delimiter(',')
+      ->needs(both)
       ->capture_default_str();
   app->add_option("--hybrid-steps", hybrid->decode_steps, "decode steps of --hybrid-vs-full")
       ->check(CLI::Range(1, 64))
+      ->needs(both)
       ->capture_default_str();
 }
 
-absl::Status RunHybridVsFull(const HybridOptions& o, std::ostream& out) {
+absl::Status RunHybridVsFull(HybridOptions o, std::ostream& out) {
+  o.run.packed_dir = "off";
   ASSIGN_OR_RETURN(const std::vector<int64_t> contexts, Contexts(o));
   ASSIGN_OR_RETURN(const auto scratch, ScratchFolder::Create());
   const RandomShape hybrid_shape;
@@ -169,8 +179,8 @@ absl::Status RunHybridVsFull(const HybridOptions& o, std::ostream& out) {
   const int64_t longest = contexts.back(), check = std::min(longest, kCheckContext);
   ASSIGN_OR_RETURN(report.check_hybrid, CheckFill(hybrid_model, check, o));
   ASSIGN_OR_RETURN(report.check_full, CheckFill(full_model, check, o));
-  ASSIGN_OR_RETURN(const auto hybrid, LongRun::Create(hybrid_model, o.threads, "off", longest));
-  ASSIGN_OR_RETURN(const auto full, LongRun::Create(full_model, o.threads, "off", longest));
+  ASSIGN_OR_RETURN(const auto hybrid, LongRun::Create(hybrid_model, o.run, longest));
+  ASSIGN_OR_RETURN(const auto full, LongRun::Create(full_model, o.run, longest));
   RETURN_IF_ERROR(hybrid->Fill(longest));
   RETURN_IF_ERROR(full->Fill(longest));
   for (const int64_t context : contexts) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "services/cli/long_run.h"
 
 namespace CLI {
 class App;
@@ -25,8 +26,7 @@ namespace deltamesh {
 struct CurveOptions {
   std::string model;                 // empty: a random one
   std::vector<std::string> lengths;  // ascending: 1k,16k,128k,1M
-  int threads = 2;
-  std::string packed_dir = "auto";
+  LongRunOptions run;
   int64_t chunk_tokens = 512;
   // Fill the cache up to the tokens that are timed instead of computing the prompt: seconds, not minutes.
   bool fill = false;
@@ -38,11 +38,11 @@ absl::Status RunCurve(const CurveOptions& options, std::ostream& out, std::ostre
 
 struct HybridOptions {
   std::vector<std::string> contexts = {"128k", "1M"};
-  int threads = 2;
+  LongRunOptions run;
   int64_t decode_steps = 8;  // timed in turns; the median counts
   bool json = false;
 };
-absl::Status RunHybridVsFull(const HybridOptions& options, std::ostream& out);
+absl::Status RunHybridVsFull(HybridOptions options, std::ostream& out);
 
 // Those of their options that no other benchmark has, and the flag `compare` that asks for the second.
 void AddLongFlags(CLI::App* app, CurveOptions* curve, bool* compare, HybridOptions* hybrid);

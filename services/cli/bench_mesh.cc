@@ -60,7 +60,7 @@ absl::Status RunBenchMesh(const BenchMeshOptions& o, std::ostream& out) {
   const nlohmann::ordered_json doc = {{"label", o.label.empty() ? "deltamesh mesh" : o.label},
                                       {"router", o.router},
                                       {"results", RowsJson(rows)}};
-  out << doc.dump(1) << "\n";
+  out << JsonText(doc);
   return absl::OkStatus();
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "runtime/base/status.h"
+#include "services/cli/bench_load.h"
 #include "services/cli/mesh_client.h"
 
 namespace deltamesh {
@@ -34,9 +35,11 @@ absl::Status TakeTurns(int repetitions, const Rate& mesh, const Rate& engine, Be
   static constexpr uint64_t kStride = 4096;  // of sequences: no two prompts alike
   for (int r = -1; r < repetitions; ++r) {
     const uint64_t sequence = kStride * static_cast<uint64_t>(r + 2);
+    const OtherLoad load;
     ASSIGN_OR_RETURN(const double through, mesh(sequence));
     ASSIGN_OR_RETURN(const double inside, engine(sequence));
     if (r < 0) continue;
+    row->AddOthers(load.cores());
     row->runs.push_back(through);
     row->ceiling_runs.push_back(inside);
   }
@@ -45,12 +48,11 @@ absl::Status TakeTurns(int repetitions, const Rate& mesh, const Rate& engine, Be
 
 }  // namespace
 
-absl::StatusOr<std::vector<BenchRow>> MeasureOverhead(const OverheadOptions& o,
-                                                      BenchEngine* engine) {
+absl::Status MeasureOverhead(const OverheadOptions& o, BenchEngine* engine,
+                             std::vector<BenchRow>* rows) {
   ASSIGN_OR_RETURN(const std::unique_ptr<LocalMesh> mesh, LocalMesh::Start(o.mesh));
   MeshClient client(mesh->router(), kLongest);
   RETURN_IF_ERROR(client.Open());
-  std::vector<BenchRow> rows;
   const std::string shards =
       o.mesh.experts == 0 ? "" : absl::StrFormat("-%d-shards", o.mesh.experts);
   const auto add = [&](const std::string& test, int64_t n, int64_t sequences, const Rate& through,
@@ -62,7 +64,7 @@ absl::StatusOr<std::vector<BenchRow>> MeasureOverhead(const OverheadOptions& o,
                     .ceiling = "the engine in process",
                     .ceiling_runs = {}};
     RETURN_IF_ERROR(TakeTurns(o.repetitions, through, inside, &row));
-    rows.push_back(std::move(row));
+    rows->push_back(std::move(row));
     return absl::OkStatus();
   };
   for (const int64_t n : o.prefill) {
@@ -76,7 +78,7 @@ absl::StatusOr<std::vector<BenchRow>> MeasureOverhead(const OverheadOptions& o,
         [&](uint64_t s) { return client.Decode(n, o.decode_steps, s); },
         [&](uint64_t s) { return Decode(engine, n, o.decode_steps, s); }));
   }
-  return rows;
+  return absl::OkStatus();
 }
 
 }  // namespace deltamesh

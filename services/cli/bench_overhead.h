@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "services/cli/bench_engine.h"
 #include "services/cli/bench_rows.h"
 #include "services/cli/local_mesh.h"
@@ -20,7 +20,8 @@ struct OverheadOptions {
 
 // `engine` has as many threads as each worker of the mesh, and takes turns with it on the same ids.
 // Rows of a mesh with expert shards say so in their names: mesh-decode-2-shards.
-absl::StatusOr<std::vector<BenchRow>> MeasureOverhead(const OverheadOptions& options,
-                                                      BenchEngine* engine);
+// Rows that were measured before an error are added too.
+absl::Status MeasureOverhead(const OverheadOptions& options, BenchEngine* engine,
+                             std::vector<BenchRow>* rows);
 
 }  // namespace deltamesh

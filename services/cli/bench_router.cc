@@ -4,6 +4,7 @@
 #include "absl/strings/str_format.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "services/cli/bench_rows.h"
 
 namespace deltamesh {
 
@@ -43,7 +44,7 @@ absl::Status RunRouterBench(const RouterBenchOptions& options, std::ostream& out
     if (f.bar > 0) out << absl::StrFormat("%s %.4g", f.at_least ? ">=" : "<=", f.bar);
     out << (f.met() ? "\n" : "  MISSED\n");
   }
-  if (options.json) out << nlohmann::ordered_json{{"router", std::move(all)}}.dump(2) << "\n";
+  if (options.json) out << JsonText({{"router", std::move(all)}});
   out << std::flush;
   return absl::OkStatus();
 }

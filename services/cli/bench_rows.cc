@@ -1,8 +1,5 @@
 #include "services/cli/bench_rows.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <fstream>
@@ -14,25 +11,6 @@ namespace {
 
 // A run during which others used more than this many cores is marked as disturbed.
 constexpr double kOthersMax = 0.12;
-
-double Of(const timeval& t) {
-  return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
-}
-
-// Seconds of CPU: of the whole machine (-1: unknown), and of this process.
-double MachineBusy() {
-  std::ifstream in("/proc/stat");
-  std::string name;
-  double user, nice, system, idle, iowait, irq, softirq;
-  if (!(in >> name >> user >> nice >> system >> idle >> iowait >> irq >> softirq)) return -1;
-  return (user + nice + system + irq + softirq) / static_cast<double>(sysconf(_SC_CLK_TCK));
-}
-
-double OwnBusy() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return Of(usage.ru_utime) + Of(usage.ru_stime);
-}
 
 bool InBytes(const BenchRow& row) { return row.test == "handoff"; }
 
@@ -59,15 +37,6 @@ std::optional<double> BenchRow::fraction() const {
   std::vector<double> ratios;
   for (size_t i = 0; i < runs.size(); ++i) ratios.push_back(runs[i] / ceiling_runs[i]);
   return Median(ratios);
-}
-
-OtherLoad::OtherLoad() : busy_(MachineBusy()), own_(OwnBusy()), start_(BenchSeconds()) {}
-
-double OtherLoad::cores() const {
-  const double busy = MachineBusy();
-  if (busy < 0 || busy_ < 0) return -1;
-  const double wall = std::max(BenchSeconds() - start_, 1e-3);
-  return std::max(0.0, (busy - busy_ - (OwnBusy() - own_)) / wall);
 }
 
 int64_t PeakResidentBytes() {
@@ -116,7 +85,9 @@ nlohmann::ordered_json RowsJson(const std::vector<BenchRow>& rows) {
       return v;
     };
     row[std::string("median_") + suffix] = r.median() * unit;
-    row["clean"] = r.others <= kOthersMax;
+    // Not known: null.
+    row["clean"] =
+        r.others < 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(r.others <= kOthersMax);
     row["runs"] = scaled(r.runs);
     row["rejected"] = nlohmann::ordered_json::array();
     if (r.others >= 0) row["others_max"] = r.others;
@@ -129,6 +100,10 @@ nlohmann::ordered_json RowsJson(const std::vector<BenchRow>& rows) {
     out.push_back(std::move(row));
   }
   return out;
+}
+
+std::string JsonText(const nlohmann::ordered_json& document) {
+  return document.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace deltamesh

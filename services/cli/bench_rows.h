@@ -1,6 +1,7 @@
 // The rows of a benchmark, as a table for people and as JSON for scripts.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -20,21 +21,15 @@ struct BenchRow {
   std::vector<double> runs;          // tokens per second, or bytes per second of a hand-off
   std::string ceiling;               // what the row is measured against; empty: nothing
   std::vector<double> ceiling_runs;  // in the row's unit; one per run where both took turns
-  double others = -1;  // most cores that other processes used during a run; -1: not known
+  double others = -1;                // most cores that others used during a run; -1: not known
 
+  // Of one more run.
+  void AddOthers(double cores) {
+    others = runs.empty() ? cores : cores < 0 || others < 0 ? -1 : std::max(others, cores);
+  }
   double median() const { return Median(runs); }
   // The median of ratios where both took turns, else the ratio of medians.
   std::optional<double> fraction() const;
-};
-
-// CPU that other processes of the machine use while this one measures.
-class OtherLoad {
- public:
-  OtherLoad();
-  double cores() const;  // since construction; -1 when the system does not tell
-
- private:
-  double busy_, own_, start_;
 };
 
 // The most memory this process ever had, -1 when the system does not tell.
@@ -42,5 +37,7 @@ int64_t PeakResidentBytes();
 
 void PrintRows(const std::vector<BenchRow>& rows, std::ostream& out);
 nlohmann::ordered_json RowsJson(const std::vector<BenchRow>& rows);
+// Ends with a line feed. What is not UTF-8, as paths may be, is replaced.
+std::string JsonText(const nlohmann::ordered_json& document);
 
 }  // namespace deltamesh

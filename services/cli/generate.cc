@@ -261,7 +261,9 @@ void AddGenerateFlags(CLI::App* app, GenerateOptions* o) {
       ->delimiter(',');
   app->add_flag("--ignore-eos", o->ignore_eos, "go on after the model's end tokens");
   app->add_flag("--show-tokens", o->show_tokens, "print token ids instead of text");
-  app->add_option("--threads", o->threads, "0: one per processor")->capture_default_str();
+  app->add_option("--threads", o->threads, "0: one per processor")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
   AddToolLoadFlags(app, &o->weights, &o->activations, &o->packed_dir);
   app->add_option("--context", o->context_tokens, "most tokens of prompt and answer")
       ->capture_default_str();

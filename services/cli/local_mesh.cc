@@ -7,29 +7,48 @@
 #include <fstream>
 #include <optional>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "runtime/base/status.h"
+#include "runtime/engine/engine.h"
 
 namespace deltamesh {
 namespace {
 
+constexpr int64_t kUsualSequences = EngineOptions{}.running_max;
 constexpr std::string_view kGrpc = "grpc  ";  // before the router's address
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalMesh>> LocalMesh::Start(const LocalMeshOptions& o) {
   std::unique_ptr<LocalMesh> mesh(new LocalMesh);
-  std::string folder = (std::filesystem::temp_directory_path() / "deltamesh-bench-XXXXXX").string();
-  if (mkdtemp(folder.data()) == nullptr) return Unavailable("%s: cannot be created", folder);
+  std::error_code error;
+  std::string folder =
+      (std::filesystem::temp_directory_path(error) / "deltamesh-bench-XXXXXX").string();
+  if (error || mkdtemp(folder.data()) == nullptr) {
+    return Unavailable("%s: cannot be created; set TMPDIR to a folder that can be written", folder);
+  }
   mesh->folder_ = folder;
   mesh->children_ = std::make_unique<Children>(folder);
-  RETURN_IF_ERROR(mesh->children_->Start(
-      "serve",
-      {"serve", "--model=" + o.model, "--grpc-port=0", "--http-port=0",
-       "--threads=" + std::to_string(o.threads), "--experts=" + std::to_string(o.experts),
-       "--weights=" + o.weights, "--activations=" + o.activations, "--packed-dir=" + o.packed_dir,
-       "--run-dir=" + folder + "/run", "--parent=" + std::to_string(getpid())}));
+  std::vector<std::string> args = {"serve",
+                                   "--model=" + o.model,
+                                   "--grpc-port=0",
+                                   "--http-port=0",
+                                   "--threads=" + std::to_string(o.threads),
+                                   "--experts=" + std::to_string(o.experts),
+                                   "--weights=" + o.weights,
+                                   "--activations=" + o.activations,
+                                   "--packed-dir=" + o.packed_dir,
+                                   "--run-dir=" + folder + "/run",
+                                   "--parent=" + std::to_string(getpid())};
+  if (o.sequences > kUsualSequences) {  // else the mesh is as anyone would start it
+    for (const char* flag : {"--running=", "--slabs=", "--requests="}) {
+      args.push_back("--worker-flag=" + (flag + std::to_string(o.sequences)));
+    }
+  }
+  RETURN_IF_ERROR(mesh->children_->Start("serve", std::move(args)));
   RETURN_IF_ERROR(mesh->AwaitReady(o.ready_max));
   return mesh;
 }

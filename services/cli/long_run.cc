@@ -8,6 +8,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/random.h"
 #include "runtime/base/status.h"
+#include "services/cli/bench_pools.h"
 #include "services/cli/bench_rows.h"
 #include "services/cli/bench_tokens.h"
 #include "services/cli/load_progress.h"
@@ -24,17 +25,17 @@ LongRun::LongRun(std::unique_ptr<Model> model, int threads)
   logits_.resize(static_cast<size_t>(model_->config().vocab));
 }
 
-absl::StatusOr<std::unique_ptr<LongRun>> LongRun::Create(const std::string& model, int threads,
-                                                         const std::string& packed_dir,
-                                                         int64_t tokens) {
+absl::StatusOr<std::unique_ptr<LongRun>> LongRun::Create(const std::string& model,
+                                                         const LongRunOptions& o, int64_t tokens) {
   const SystemClock clock;
-  ASSIGN_OR_RETURN(const LoadOptions load, ToolLoadOptions(model, threads, "stored", "float",
-                                                           packed_dir, &clock, &std::cerr));
+  ASSIGN_OR_RETURN(const LoadOptions load,
+                   ToolLoadOptions(model, o.threads, o.weights, o.activations, o.packed_dir, &clock,
+                                   &std::cerr));
   ASSIGN_OR_RETURN(std::unique_ptr<Model> loaded, Model::Load(model, load));
   RETURN_IF_ERROR(CheckBenchVocab(loaded->config().vocab));
-  std::unique_ptr<LongRun> run(new LongRun(std::move(loaded), threads));
+  std::unique_ptr<LongRun> run(new LongRun(std::move(loaded), o.threads));
   const int64_t blocks = (tokens + kRoom + kBlockTokens - 1) / kBlockTokens;
-  ASSIGN_OR_RETURN(run->pools_, StatePools::Create(run->model_->state_layout(), 1, blocks));
+  ASSIGN_OR_RETURN(run->pools_, BenchPools(run->model_->state_layout(), 1, blocks * kBlockTokens));
   for (int64_t i = 0; i < blocks; ++i) {
     ASSIGN_OR_RETURN(SlotRef block, run->pools_.blocks->Take());
     run->blocks_.push_back(std::move(block));

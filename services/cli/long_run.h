@@ -17,6 +17,13 @@
 
 namespace deltamesh {
 
+// As the flags of all tools.
+struct LongRunOptions {
+  int threads = 2;
+  std::string weights = "stored", activations = "float";
+  std::string packed_dir = "auto";
+};
+
 // Seconds of some prompt tokens.
 struct PromptTime {
   double total = 0;
@@ -27,9 +34,9 @@ struct PromptTime {
 
 class LongRun {
  public:
-  // `packed_dir` as for the other tools. `tokens` is the longest context that will be used.
-  static absl::StatusOr<std::unique_ptr<LongRun>> Create(const std::string& model, int threads,
-                                                         const std::string& packed_dir,
+  // `tokens` is the longest context that will be used.
+  static absl::StatusOr<std::unique_ptr<LongRun>> Create(const std::string& model,
+                                                         const LongRunOptions& options,
                                                          int64_t tokens);
 
   // An empty sequence.

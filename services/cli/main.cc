@@ -2,10 +2,13 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <functional>
 #include <iostream>
+#include <new>
+#include <system_error>
 
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
@@ -18,6 +21,7 @@
 #include "services/cli/bench_long.h"
 #include "services/cli/bench_mesh.h"
 #include "services/cli/bench_router.h"
+#include "services/cli/bench_scratch.h"
 #include "services/cli/call.h"
 #include "services/cli/chat.h"
 #include "services/cli/explain.h"
@@ -45,6 +49,16 @@ constexpr char kCpuTargetVariable[] = "DELTAMESH_CPU_TARGET";
 
 // What to run once the flags are parsed; returns the exit code.
 using Command = std::function<int()>;
+
+// What was printed must have arrived: a full disk is no success.
+int CheckOutput(int code) {
+  std::cout.flush();
+  if (std::cout && std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  std::cerr
+      << "deltamesh: standard output: cannot be written; free its disk or keep its reader alive"
+      << std::endl;
+  return code != 0 ? code : 1;
+}
 
 int ExitCode(const absl::Status& status) {
   if (status.ok()) return 0;
@@ -139,48 +153,67 @@ void AddSimulate(CLI::App& app, Command& command) {
   });
 }
 
+// Everything that `bench` may be asked for.
+struct BenchFlags {
+  BenchOptions speed;
+  QualityOptions quality;
+  CurveOptions curve;
+  HybridOptions hybrid;
+  bool compare = false;
+};
+
+absl::Status RunBenchCommand(BenchFlags& f) {
+  const BenchOptions& o = f.speed;
+  const LongRunOptions run = {.threads = o.threads,
+                              .weights = o.weights,
+                              .activations = o.activations,
+                              .packed_dir = o.packed_dir};
+  const bool curve = !f.curve.lengths.empty();
+  const char* const usual_model = std::getenv("DELTAMESH_MODEL");
+  if (f.compare && !o.model.empty() && (usual_model == nullptr || o.model != usual_model)) {
+    return InvalidArgument("--model: --hybrid-vs-full makes its own models; leave one of them out");
+  }
+  if (!f.quality.text.empty()) {
+    f.quality.model = o.model;
+    f.quality.threads = o.threads;
+    if (o.activations != "float") f.quality.weights = o.weights;
+    f.quality.activations = o.activations;
+    f.quality.packed_dir = o.packed_dir;
+    f.quality.json = o.json;
+    return RunQuality(f.quality, std::cout);
+  }
+  if (f.compare || (curve ? o.model.empty() : NeedsScratch(o))) {
+    RETURN_IF_ERROR(ContinueInScratch());
+  }
+  if (f.compare) {
+    f.hybrid.run = run;
+    f.hybrid.json = o.json;
+    return RunHybridVsFull(f.hybrid, std::cout);
+  }
+  if (!curve) return RunBench(o, std::cout);
+  f.curve.model = o.model;
+  f.curve.run = run;
+  f.curve.chunk_tokens = o.chunk_tokens;
+  f.curve.json = o.json;
+  return RunCurve(f.curve, std::cout, std::cerr);
+}
+
 void AddBench(CLI::App& app, Command& command) {
   auto* bench = app.add_subcommand(
       "bench", "measure engine, hand-off and mesh against the machine's ceilings");
-  auto o = std::make_shared<BenchOptions>();
-  AddBenchFlags(bench, o.get());
-  auto quality = std::make_shared<QualityOptions>();
-  bench->add_option(
-      "--quality", quality->text,
+  auto f = std::make_shared<BenchFlags>();
+  AddBenchFlags(bench, &f->speed);
+  auto* quality = bench->add_option(
+      "--quality", f->quality.text,
       "instead of speed: logits of --activations int8 with --weights, or else of 8-bit weights, "
       "against stored weights and float activations on this text file");
-  bench->add_option("--quality-tokens", quality->tokens, "most tokens of the text")
-      ->check(CLI::PositiveNumber)
+  bench->add_option("--quality-tokens", f->quality.tokens, "most tokens of the text")
+      ->check(CLI::Range(int64_t{2}, int64_t{1} << 24))
+      ->needs(quality)
       ->capture_default_str();
-  auto curve = std::make_shared<CurveOptions>();
-  auto hybrid = std::make_shared<HybridOptions>();
-  auto compare = std::make_shared<bool>(false);
-  AddLongFlags(bench, curve.get(), compare.get(), hybrid.get());
-  bench->callback([=, &command] {
-    command = [=] {
-      if (*compare) {
-        hybrid->threads = o->threads;
-        hybrid->json = o->json;
-        return ExitCode(RunHybridVsFull(*hybrid, std::cout));
-      }
-      if (!curve->lengths.empty()) {
-        curve->model = o->model;
-        curve->threads = o->threads;
-        curve->packed_dir = o->packed_dir;
-        curve->chunk_tokens = o->chunk_tokens;
-        curve->json = o->json;
-        return ExitCode(RunCurve(*curve, std::cout, std::cerr));
-      }
-      if (quality->text.empty()) return ExitCode(RunBench(*o, std::cout));
-      quality->model = o->model;
-      quality->threads = o->threads;
-      if (o->activations != "float") quality->weights = o->weights;
-      quality->activations = o->activations;
-      quality->packed_dir = o->packed_dir;
-      quality->json = o->json;
-      return ExitCode(RunQuality(*quality, std::cout));
-    };
-  });
+  AddLongFlags(bench, &f->curve, &f->compare, &f->hybrid);
+  quality->excludes(bench->get_option("--curve"), bench->get_option("--hybrid-vs-full"));
+  bench->callback([=, &command] { command = [=] { return ExitCode(RunBenchCommand(*f)); }; });
 }
 
 void AddBenchPeer(CLI::App& app, Command& command) {
@@ -281,9 +314,21 @@ int Main(int argc, char** argv) {
   AddCall(app, command);
   AddExplain(app, command);
   AddChat(app, command);
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return CheckOutput(app.exit(e));
+  }
   if (const absl::Status status = UseCpuTarget(cpu_target); !status.ok()) return ExitCode(status);
-  return command();
+  signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit is an error like a full disk
+  try {
+    return CheckOutput(command());
+  } catch (const std::system_error& e) {  // where the standard library starts a thread
+    return ExitCode(ResourceExhausted(
+        "%s; where threads are meant, use fewer --threads or raise the limit", e.what()));
+  } catch (const std::bad_alloc&) {
+    return ExitCode(ResourceExhausted("no memory is left; use fewer --threads or smaller numbers"));
+  }
 }
 
 }  // namespace

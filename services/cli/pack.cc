@@ -18,12 +18,15 @@ void AddPackFlags(CLI::App* app, PackOptions* o) {
                   "folder to pack into, for the workers' flag of that name; auto: the user's cache")
       ->envname("DELTAMESH_PACKED_DIR")
       ->capture_default_str();
-  app->add_option("--threads", o->threads, "0: one per processor")->capture_default_str();
+  app->add_option("--threads", o->threads, "0: one per processor")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
 }
 
 absl::Status RunPack(const PackOptions& options, std::ostream& out, std::ostream& notes) {
-  if (options.packed_dir == "off") {
-    return InvalidArgument("packed-dir: off leaves nowhere to pack to; name a folder, or auto");
+  if (options.packed_dir == "off" || options.packed_dir.empty()) {
+    return InvalidArgument("packed-dir: \"%s\" leaves nowhere to pack to; name a folder, or auto",
+                           options.packed_dir);
   }
   const SystemClock clock;
   ASSIGN_OR_RETURN(LoadOptions load,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -13,6 +14,8 @@
 #include "runtime/model/json_reader.h"
 #include "runtime/model/model.h"
 #include "runtime/text/tokenizer.h"
+#include "services/cli/bench_pools.h"
+#include "services/cli/bench_rows.h"
 #include "services/cli/load_progress.h"
 
 namespace deltamesh {
@@ -28,8 +31,7 @@ class Reader {
       : model_(std::move(model)), pool_(threads), experts_(&model_->experts(), &pool_) {}
 
   absl::Status Start(int64_t tokens) {
-    const int64_t blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
-    ASSIGN_OR_RETURN(pools_, StatePools::Create(model_->state_layout(), 1, blocks));
+    ASSIGN_OR_RETURN(pools_, BenchPools(model_->state_layout(), 1, tokens));
     ASSIGN_OR_RETURN(state_, SequenceState::Create(pools_));
     return state_->Reserve(tokens);
   }
@@ -112,6 +114,11 @@ struct Sums {
 absl::Status RunQuality(const QualityOptions& options, std::ostream& out) {
   if (options.tokens < 2)
     return InvalidArgument("quality-tokens: %d; use at least 2", options.tokens);
+  if (options.model.empty()) return InvalidArgument("model: none given; use --model FOLDER");
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(options.text, ignored)) {
+    return NotFound("quality: %s is not a file; name a text to read", options.text);
+  }
   ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(options.text, kTextBytesMax));
   ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Load(options.model));
   ASSIGN_OR_RETURN(std::vector<TokenId> tokens, tokenizer->EncodeOrdinary(text));
@@ -148,7 +155,7 @@ absl::Status RunQuality(const QualityOptions& options, std::ostream& out) {
         {"top1_agreement", sums.agreement()},
         {"perplexity", sums.Perplexity(sums.surprise)},
         {"stored_perplexity", sums.Perplexity(sums.stored_surprise)}};
-    out << doc.dump(1) << "\n";
+    out << JsonText(doc);
     return absl::OkStatus();
   }
   out << absl::StrFormat("%d tokens of %s, against weights as stored and float activations\n",

@@ -7,9 +7,11 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <system_error>
 #include <thread>
 #include <vector>
 
+#include "kernels/gemm/int8_probe.h"
 #include "kernels/probe/probe.h"
 #include "runtime/base/status.h"
 
@@ -25,12 +27,19 @@ double OnThreads(int threads, const std::function<double(int)>& rate) {
   std::vector<double> rates(static_cast<size_t>(threads));
   std::vector<std::thread> workers;
   std::atomic<int> ready{0};
-  for (int t = 0; t < threads; ++t) {
-    workers.emplace_back([&, t] {
-      ++ready;
-      while (ready < threads) std::this_thread::yield();
-      rates[static_cast<size_t>(t)] = rate(t);
-    });
+  std::atomic<bool> given_up{false};
+  try {
+    for (int t = 0; t < threads; ++t) {
+      workers.emplace_back([&, t] {
+        ++ready;
+        while (ready < threads && !given_up) std::this_thread::yield();
+        if (!given_up) rates[static_cast<size_t>(t)] = rate(t);
+      });
+    }
+  } catch (const std::system_error&) {  // the system refuses another thread
+    given_up = true;
+    for (std::thread& worker : workers) worker.join();
+    throw;
   }
   double sum = 0;
   for (int t = 0; t < threads; ++t) {
@@ -46,6 +55,8 @@ Ceiling Repeat(int repetitions, const std::function<double()>& measure) {
   std::sort(values.begin(), values.end());
   return {.best = values.back(), .median = values[values.size() / 2]};
 }
+
+double FmaLoop(int64_t rounds, bool, float* sink) { return kernels::FmaProbe(rounds, sink); }
 
 std::atomic<uint64_t> sink{0};  // keeps the probes' results alive
 
@@ -94,13 +105,17 @@ absl::StatusOr<std::unique_ptr<RooflineProbe>> RooflineProbe::Create(const Roofl
     found.read_bytes_per_second = c;
     probe->streams_ = streams;
   }
-  found.fma_flops = Repeat(o.repetitions, [&] { return probe->Fma(o.seconds); });
+  found.fma_flops = Repeat(o.repetitions, [&] { return probe->Rate(o.seconds, &FmaLoop); });
+  found.int8_ops =
+      Repeat(o.repetitions, [&] { return probe->Rate(o.seconds, &kernels::Int8Probe); });
   return probe;
 }
 
 double RooflineProbe::ReadBytesPerSecond() const { return Read(streams_, options_.seconds / 2); }
 
-double RooflineProbe::FmaFlops() const { return Fma(options_.seconds / 2); }
+double RooflineProbe::FmaFlops() const { return Rate(options_.seconds / 2, &FmaLoop); }
+
+double RooflineProbe::Int8Ops() const { return Rate(options_.seconds / 2, &kernels::Int8Probe); }
 
 double RooflineProbe::Read(int streams, double seconds) const {
   const int64_t part = options_.buffer_bytes / options_.threads / 1024 * 1024;
@@ -115,16 +130,17 @@ double RooflineProbe::Read(int streams, double seconds) const {
   });
 }
 
-double RooflineProbe::Fma(double seconds) const {
+double RooflineProbe::Rate(double seconds,
+                           double (*loop)(int64_t rounds, bool mxfp4, float* sink)) const {
   return OnThreads(options_.threads, [&](int) {
-    double flops = 0;
+    double done = 0;
     float value = 0;
     const double start = Seconds();
     do {
-      flops += kernels::FmaProbe(100'000, &value);
+      done += loop(100'000, options_.mxfp4, &value);
       sink += static_cast<uint64_t>(value);
     } while (Seconds() - start < seconds);
-    return flops / (Seconds() - start);
+    return done / (Seconds() - start);
   });
 }
 

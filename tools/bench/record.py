@@ -4,8 +4,10 @@ JSON of every run beside it.
 
   record.py --out FILE.md --run "LABEL: FLAGS OF BENCH" ... [--beside "LABEL: FLAGS => COMMAND"] ...
 
-  record.py --out FILE.md --run "LABEL: FLAGS OF BENCH" ... [--beside "LABEL: FLAGS => COMMAND"] ...
-depth, seqs, median_tps), and rows with equal keys stand side by side, with the median of the rounds' ratios.
+With --beside another engine's benchmark takes turns with ours: COMMAND prints JSON with "results" (rows of
+test, n, depth, seqs, median_tps); rows with equal keys stand side by side, with the median of all ratios.
+
+A command that fails ends the measuring: what was measured before is written, and the exit code is 1.
 """
 import argparse
 import datetime
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import time
 
+OTHERS_MAX = 0.12  # cores; a run beside more is not clean
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -42,14 +45,8 @@ def machine():
             "changed_files": len(output("git", "status", "--porcelain", "--untracked-files=no").splitlines())}
 
 
-def run(command, seconds):
-    """The JSON a command prints; what it prints beside goes to standard error."""
-    begin = time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=seconds, check=False)
-    print(f"  {time.monotonic() - begin:.0f} s: {shlex.join(command)}", file=sys.stderr)
-    if done.returncode != 0:
-        raise SystemExit(f"record: exit code {done.returncode} of {shlex.join(command)}")
-    return json.loads(done.stdout)
+class Failed(Exception):
+    """A measurement that came to nothing."""
 
 
 def shown(command):
@@ -57,6 +54,27 @@ def shown(command):
     return shlex.join(os.path.basename(word) if word.startswith("/") else
                       "=".join(os.path.basename(part) for part in word.split("=")) if "=/" in word else word
                       for word in command)
+
+
+def run(command, seconds, keys=("results",)):
+    """The JSON a command prints, with at least `keys`; what it prints beside goes to standard error."""
+    begin = time.monotonic()
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=seconds, check=False)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise Failed(f"{shown(command)}: {getattr(e, 'strerror', None) or 'took too long'}") from e
+    print(f"  {time.monotonic() - begin:.0f} s: {shlex.join(command)}", file=sys.stderr)
+    if done.returncode != 0:
+        raise Failed(f"exit code {done.returncode} of {shown(command)}")
+    try:
+        doc = json.loads(done.stdout)
+    except ValueError as e:
+        raise Failed(f"{shown(command)}: its output is no JSON ({e})") from e
+    missing = [k for k in keys if k not in doc]
+    if missing:
+        raise Failed(f"{shown(command)}: no {', '.join(missing)} in its output; only speed can be recorded "
+                     "(no --curve, --hybrid-vs-full or --quality)")
+    return doc
 
 
 def table(head, rows):
@@ -73,7 +91,8 @@ def result_rows(doc):
         unit = "gbs" if r["test"] == "handoff" else "tps"
         size = f"{r['n'] >> 20} MiB" if r["test"] == "handoff" else r["n"]
         fraction = f"{100 * r['fraction_of_ceiling']:.0f} % of {r['ceiling']}" if "ceiling" in r else ""
-        others = "" if r.get("others_max", 0) <= 0.12 else f"{r['others_max']:.1f} cores"
+        others = "not known" if r.get("clean") is None else \
+            "" if r["clean"] else f"{r['others_max']:.1f} cores"
         yield [r["test"], size, r["depth"], r["seqs"],
                number(r["median_" + unit]) + (" GB/s" if unit == "gbs" else " tok/s"),
                f"{number(min(r['runs']))} .. {number(max(r['runs']))}", fraction, others]
@@ -84,18 +103,70 @@ def key(row):
 
 
 def beside(ours, theirs, rounds, seconds):
-    """Turns of both; {key: ([ours], [theirs])}"""
+    """Turns of both; {key: ([ours], [theirs], [others' load of each run, None where not known])}"""
     pairs = {}
     for _ in range(rounds):
-        mine = {key(r): r["median_tps"] for r in run(ours, seconds)["results"]}
-        other = {key(r): r["median_tps"] for r in run(theirs, seconds)["results"]}
+        mine = {key(r): r for r in run(ours, seconds)["results"]}
+        other = {key(r): r for r in run(theirs, seconds)["results"]}
         for k in (k for k in mine if k in other):
-            left, right = pairs.setdefault(k, ([], []))
-            left.append(mine[k])
-            right.append(other[k])
+            left, right, others = pairs.setdefault(k, ([], [], []))
+            left.append(mine[k]["median_tps"])
+            right.append(other[k]["median_tps"])
+            others += [mine[k].get("others_max"), other[k].get("others_max")]
     if not pairs:
-        raise SystemExit("record: no row of both engines has the same test, n, depth and seqs")
+        raise Failed("no row of both engines has the same test, n, depth and seqs")
     return pairs
+
+
+def can_write(path):
+    """Asks before anything is measured."""
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        for name in (path, os.path.splitext(path)[0] + ".json"):
+            new = not os.path.exists(name)
+            with open(name, "a", encoding="utf-8"):
+                pass
+            if new:
+                os.remove(name)
+    except OSError as e:
+        raise SystemExit(f"record: --out: {e}") from e
+
+
+def measure_run(spec, a, record, commands, parts):
+    label, _, flags = spec.partition(":")
+    command = [a.binary, "bench", "--json", "--label", label.strip(), *shlex.split(flags)]
+    doc = run(command, a.seconds, ("results", "handoff", "model", "model_bytes"))
+    doc["model"], doc["packed"] = os.path.basename(doc["model"]), os.path.basename(doc["packed"])
+    record["runs"].append(doc)
+    commands.append(shown(command))
+    parts.append(f"## {label.strip()}\n\n{doc['weights']} weights, {doc['model_bytes'] >> 20} MiB, "
+                 f"{doc['threads']} threads, {doc['system']}\n\n" +
+                 table(("test", "size", "context", "sequences", "median", "range", "of the ceiling",
+                        "others used"), result_rows(doc)))
+
+
+def measure_beside(spec, a, record, commands, parts):
+    label, _, rest = spec.partition(":")
+    flags, _, theirs = rest.partition("=>")
+    ours = [a.binary, "bench", "--json", "--label", label.strip(), *shlex.split(flags)]
+    pairs = beside(ours, shlex.split(theirs), a.rounds, a.seconds)
+    commands += [shown(ours), shown(shlex.split(theirs))]
+    rows = []
+    for (test, n, depth, seqs), (left, right, others) in pairs.items():
+        ratio = statistics.median(x / y for x, y in zip(left, right))
+        known = [x for x in others if x is not None]
+        record["beside"].append({"label": label.strip(), "test": test, "n": n, "depth": depth,
+                                 "seqs": seqs, "ours": left, "theirs": right, "ratio": ratio,
+                                 "others": others,
+                                 "clean": max(known) <= OTHERS_MAX if len(known) == len(others) else None})
+        most = max(known, default=None)
+        rows.append([test, n, depth, seqs, number(statistics.median(left)),
+                     number(statistics.median(right)), f"{ratio:.2f}x",
+                     f"{most:.1f} cores" if most is not None and most > OTHERS_MAX else
+                     "" if len(known) == len(others) else "not known"])
+    parts.append(f"## {label.strip()}\n\n{a.rounds} turns of each, tokens per second\n\n" +
+                 table(("test", "size", "context", "sequences", "ours", "theirs", "ratio",
+                        "others used"), rows))
 
 
 def main():
@@ -107,37 +178,27 @@ def main():
     ap.add_argument("--rounds", type=int, default=3, help="turns of each engine beside another")
     ap.add_argument("--seconds", type=float, default=600, help="longest one command may take")
     a = ap.parse_args()
+    if not a.run and not a.beside:
+        ap.error("nothing to measure; give --run or --beside")
+    for spec in a.run + a.beside:
+        label, colon, rest = spec.partition(":")
+        if not label.strip() or not colon or (spec in a.beside and "=>" not in rest):
+            ap.error(f"{spec!r}: use {'LABEL: FLAGS => COMMAND' if spec in a.beside else 'LABEL: FLAGS'}")
+    can_write(a.out)
     record = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
               "machine": machine(), "load_before": os.getloadavg(), "runs": [], "beside": []}
     commands, parts = [], []
-
-    for spec in a.run:
-        label, _, flags = spec.partition(":")
-        command = [a.binary, "bench", "--json", "--label", label.strip(), *shlex.split(flags)]
-        doc = run(command, a.seconds)
-        doc["model"], doc["packed"] = os.path.basename(doc["model"]), os.path.basename(doc["packed"])
-        record["runs"].append(doc)
-        commands.append(shown(command))
-        parts.append(f"## {label.strip()}\n\n{doc['weights']} weights, {doc['model_bytes'] >> 20} MiB, "
-                     f"{doc['threads']} threads, {doc['system']}\n\n" +
-                     table(("test", "size", "context", "sequences", "median", "range", "of the ceiling",
-                            "others used"), result_rows(doc)))
-
-    for spec in a.beside:
-        label, _, rest = spec.partition(":")
-        flags, _, theirs = rest.partition("=>")
-        ours = [a.binary, "bench", "--json", "--label", label.strip(), *shlex.split(flags)]
-        pairs = beside(ours, shlex.split(theirs), a.rounds, a.seconds)
-        commands += [shown(ours), shown(shlex.split(theirs))]
-        rows = []
-        for (test, n, depth, seqs), (left, right) in pairs.items():
-            ratio = statistics.median(x / y for x, y in zip(left, right))
-            record["beside"].append({"label": label.strip(), "test": test, "n": n, "depth": depth,
-                                     "seqs": seqs, "ours": left, "theirs": right, "ratio": ratio})
-            rows.append([test, n, depth, seqs, number(statistics.median(left)),
-                         number(statistics.median(right)), f"{ratio:.2f}x"])
-        parts.append(f"## {label.strip()}\n\n{a.rounds} turns of each, tokens per second\n\n" +
-                     table(("test", "size", "context", "sequences", "ours", "theirs", "ratio"), rows))
+    failure = None
+    try:
+        for measure, specs in ((measure_run, a.run), (measure_beside, a.beside)):
+            for spec in specs:
+                measure(spec, a, record, commands, parts)
+    except Failed as e:
+        failure = f"record: {e}"
+        if not parts:
+            raise SystemExit(failure) from e
+        record["failed"] = str(e)
+        parts.append(f"What was asked for beyond it failed: {e}\n")
 
     record["load_after"] = os.getloadavg()
     m = record["machine"]
@@ -163,13 +224,14 @@ def main():
                         f"{c['fp32_fma_gflops_best']:.0f} best")
     text = "\n".join(head) + "\n\n" + "\n".join(parts) + "\n## Commands\n\n```sh\n" + \
         "\n".join(commands) + "\n```\n"
-    os.makedirs(os.path.dirname(os.path.abspath(a.out)), exist_ok=True)
     with open(a.out, "w", encoding="utf-8") as f:
         f.write(text)
     with open(os.path.splitext(a.out)[0] + ".json", "w", encoding="utf-8") as f:
         json.dump(record, f, indent=1)
         f.write("\n")
     print(text)
+    if failure is not None:
+        raise SystemExit(failure)
 
 
 if __name__ == "__main__":
