@@ -240,6 +240,7 @@ RouterGauges RouterCore::gauges() const {
           .sessions = impl_->sessions.table().sessions(),
           .session_bytes = impl_->sessions.table().bytes(),
           .session_calls = impl_->sessions.live(),
+          .sessions_unsettled = impl_->sessions.unsettled(),
           .sessions_evicted = impl_->sessions.table().evicted()};
 }
 

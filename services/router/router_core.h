@@ -130,6 +130,7 @@ struct RouterGauges {
   double drain_seconds = 0;    // until all of them have a place, as estimated; 0: not known
   int64_t prefix_unknown = 0;  // workers whose prefixes are not all told yet
   int64_t sessions = 0, session_bytes = 0, session_calls = 0;
+  int64_t sessions_unsettled = 0;  // stores may have older records of them
   uint64_t sessions_evicted = 0;
 };
 

@@ -42,7 +42,9 @@ RouterMetrics::RouterMetrics(Metrics* m)
       sessions_(m->Gauge("deltamesh_sessions", "Sessions remembered.")),
       session_bytes_(m->Gauge("deltamesh_session_bytes", "Memory of the sessions remembered.")),
       session_calls_(
-          m->Gauge("deltamesh_session_calls", "Calls about sessions that are going on.")) {}
+          m->Gauge("deltamesh_session_calls", "Calls about sessions that are going on.")),
+      sessions_unsettled_(m->Gauge("deltamesh_sessions_unsettled",
+                                   "Sessions of which stores may have older records.")) {}
 
 void RouterMetrics::Accepted(int64_t prompt_tokens) {
   prompt_tokens_.Increment(static_cast<double>(prompt_tokens));
@@ -98,6 +100,7 @@ void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool 
   sessions_.Set(static_cast<double>(g.sessions));
   session_bytes_.Set(static_cast<double>(g.session_bytes));
   session_calls_.Set(static_cast<double>(g.session_calls));
+  sessions_unsettled_.Set(static_cast<double>(g.sessions_unsettled));
   const auto follow = [this](const char* name, const char* help, double value,
                              const MetricLabels& labels = {}) {
     Follow(name, help, labels).Set(value);
@@ -157,6 +160,9 @@ void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool 
   session("resumed", sessions.resumed);
   session("forked", sessions.forked);
   session("evicted", g.sessions_evicted);
+  session("recorded", sessions.recorded);
+  session("record_retried", sessions.records_retried);
+  session("record_lost", sessions.records_lost);
   for (size_t i = 0; i < sessions.refused.size(); ++i) {
     follow("deltamesh_session_refusals_total", "Calls about sessions, and their records, refused.",
            static_cast<double>(sessions.refused[i]),

@@ -53,6 +53,7 @@ class RouterMetrics {
   prometheus::Gauge& sessions_;
   prometheus::Gauge& session_bytes_;
   prometheus::Gauge& session_calls_;
+  prometheus::Gauge& sessions_unsettled_;
 };
 
 }  // namespace deltamesh

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -24,6 +25,8 @@ namespace {
 
 // At the end, for the last bytes of answers to leave.
 constexpr absl::Duration kFlushMax = absl::Seconds(1);
+// After the last answer, for what was said to reach the stores.
+constexpr absl::Duration kSettleMax = absl::Seconds(5);
 
 LinkServerEvents LinkEventsOf(RouterServer* router) {
   LinkServerEvents events;
@@ -119,6 +122,10 @@ class RouterProcess {
     while (router_->unfinished() > 0 && clock_.Now() < until) {
       if (signals.Wait(absl::Milliseconds(20)) != 0) break;  // asked twice: now
     }
+    const absl::Time settled = std::min(until, clock_.Now() + kSettleMax);
+    do {
+      if (signals.Wait(absl::Milliseconds(150)) != 0) break;  // the snapshot is as old as a tick
+    } while (router_->snapshot().gauges.sessions_unsettled > 0 && clock_.Now() < settled);
     LogInfo("router.drained", {{"requests_left", router_->unfinished()}});
   }
 

@@ -182,6 +182,13 @@ void RouterServer::Loop() {
     Fail(id, stopping, clock_->Now());
   }
   for (RouterAction& action : core_.TakeActions()) Perform(std::move(action), clock_->Now());
+  if (const int64_t unsettled = core_.gauges().sessions_unsettled; unsettled > 0) {
+    LogWarning("session.unsettled",
+               {{"sessions", unsettled},
+                {"reason",
+                 "the router ends before stores have what was last said in them; older "
+                 "records may come back"}});
+  }
 }
 
 void RouterServer::Publish() {

@@ -7,6 +7,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/prefix/prefix_hash.h"
+#include "services/router/session_stores.h"
 
 namespace deltamesh {
 namespace {
@@ -40,24 +41,28 @@ SessionCalls::SessionCalls(const RouterOptions* options, RouterCounters* counter
       members_(members),
       prefixes_(prefixes),
       actions_(actions),
-      table_(options->sessions_max, options->session_bytes_max) {}
+      table_(options->sessions_max, options->session_bytes_max,
+             [this](const SessionId& id, const Session& s) { follower_.OnEvicted(id, s); }),
+      follower_(options, counters, members, actions, &table_, &next_number_) {}
 
 void SessionCalls::Keep(const SessionId& id, const std::string& salt, std::vector<TokenId> tokens,
                         bool ended, absl::Time now) {
   ++counters_->sessions.kept;
   tokens.shrink_to_fit();
+  follower_.Restore(id);
   table_.Put(id, salt, std::make_shared<const std::vector<TokenId>>(std::move(tokens)), ended, now);
-  Follow(id, now);
+  follower_.Changed(id, now);
 }
 
 void SessionCalls::Trim(const SessionId& id, int64_t tokens, absl::Time now) {
+  follower_.Restore(id);
   const Session* session = table_.Find(id);
   if (session == nullptr || static_cast<int64_t>(session->tokens->size()) <= tokens) return;
   const auto begin = session->tokens->begin();
   table_.Put(id, std::string(session->salt),
              std::make_shared<const std::vector<TokenId>>(begin, begin + tokens),
              /*ended=*/false, now);
-  Follow(id, now);
+  follower_.Changed(id, now);
 }
 
 // ---- calls ---------------------------------------------------------------------------------------
@@ -96,6 +101,7 @@ void SessionCalls::Start(SessionCall spec, bool running, bool target_running, ab
   if ((kind == Kind::kSuspend || kind == Kind::kOpen) && IsOpening(call)) {
     return Refuse(call, SessionRefusal::kRunning, Running(call.spec.name));
   }
+  follower_.Restore(call.spec.session);
   const Session* session = table_.Find(call.spec.session);
   if (session == nullptr) return Read(call, Phase::kReading, call.spec.session, now);
   AnswerKnown(call, *session, now);
@@ -153,6 +159,7 @@ void SessionCalls::Refuse(Call& call, SessionRefusal why, const absl::Status& st
 
 void SessionCalls::Fork(Call& call, absl::Time now) {
   if (!call.spec.replace) {
+    follower_.Restore(call.spec.target);
     if (table_.Find(call.spec.target) != nullptr) {
       return Refuse(call, SessionRefusal::kExists,
                     absl::AlreadyExistsError(absl::StrFormat(
@@ -161,17 +168,19 @@ void SessionCalls::Fork(Call& call, absl::Time now) {
     }
     return Read(call, Phase::kReadingTarget, call.spec.target, now);
   }
-  PutFork(call, now);
+  PutFork(call, /*asked=*/false, now);
 }
 
-void SessionCalls::PutFork(Call& call, absl::Time now) {
+void SessionCalls::PutFork(Call& call, bool asked, absl::Time now) {
+  follower_.Restore(call.spec.target);
   if (!table_.Put(call.spec.target, call.spec.salt, call.state.tokens, call.state.ended, now)) {
     return Refuse(call, SessionRefusal::kFull,
                   ResourceExhausted("session: %d tokens are more than the router remembers; raise "
                                     "--session-mib",
                                     call.state.tokens->size()));
   }
-  Follow(call.spec.target, now);
+  if (asked) table_.SetAsked(call.spec.target);
+  follower_.Changed(call.spec.target, now);
   ++counters_->sessions.forked;
   Answer(call);
 }
@@ -179,7 +188,7 @@ void SessionCalls::PutFork(Call& call, absl::Time now) {
 // ---- suspend -------------------------------------------------------------------------------------
 
 void SessionCalls::Suspend(Call& call, const Session& session, absl::Time now) {
-  const std::vector<Worker*> stores = Stores();
+  const std::vector<Worker*> stores = StoresOf(members_);
   if (stores.empty()) {
     return Refuse(
         call, SessionRefusal::kNoStore,
@@ -199,8 +208,16 @@ void SessionCalls::Suspend(Call& call, const Session& session, absl::Time now) {
   if (chosen == nullptr) chosen = stores.front();
   mesh::SessionCommand command = Command(call, call.spec.session);
   command.mutable_suspend()->set_salt(call.spec.salt);
-  *command.mutable_suspend()->mutable_record() = MakeRecord(call.spec.session, session, now);
+  *command.mutable_suspend()->mutable_record() =
+      follower_.MakeRecord(call.spec.session, session, now);
   call.stamp = command.suspend().record().suspended_unix_ns();
+  // Whatever is written of the session from now on is later than this.
+  follower_.Drop(call.spec.session);
+  if (session.record) {
+    StoredRecord stored = *session.record;
+    stored.stamp = call.stamp;
+    table_.SetRecord(call.spec.session, std::move(stored));
+  }
   call.phase = Phase::kWriting;
   call.phase_end = absl::InfiniteFuture();
   call.version = session.version;
@@ -212,6 +229,7 @@ void SessionCalls::OnWritten(Call& call, const Worker& from, const mesh::Session
                              absl::Time now) {
   if (reply.code() != 0) {
     const absl::Status status = SessionStatusOf(reply, from.load.name);
+    follower_.Changed(call.spec.session, now);
     return Refuse(
         call, SessionRefusal::kStore,
         Annotate(status, absl::StrFormat("session \"%s\" stays in memory", call.spec.name)));
@@ -219,10 +237,14 @@ void SessionCalls::OnWritten(Call& call, const Worker& from, const mesh::Session
   const Session* now_known = table_.Find(call.spec.session);
   if (now_known != nullptr && now_known->version == call.version) {
     table_.Erase(call.spec.session);
-  } else {
+    follower_.Drop(call.spec.session);
+  } else if (now_known != nullptr) {
     // What was said meanwhile is not in the record.
-    table_.SetRecord(call.spec.session, {call.stamp, reply.position(), "", from.load.name});
-    Follow(call.spec.session, now);
+    StoredRecord stored = {call.stamp, reply.position(), "", from.load.name};
+    if (now_known->record) stored.stamp = std::max(stored.stamp, now_known->record->stamp);
+    stored.OnlyOf(*call.state.tokens, *now_known->tokens);
+    table_.SetRecord(call.spec.session, std::move(stored));
+    follower_.Changed(call.spec.session, now);
   }
   ++counters_->sessions.suspended;
   call.state.position = static_cast<int64_t>(reply.position());
@@ -240,7 +262,7 @@ void SessionCalls::GiveUpWriting(const Call& call, absl::Time now) {
   const Worker* writer = call.asked.empty() ? nullptr : members_->Find(*call.asked.begin());
   table_.SetRecord(call.spec.session,
                    {call.stamp, 0, "", writer == nullptr ? "" : writer->load.name});
-  Follow(call.spec.session, now);
+  follower_.Changed(call.spec.session, now);
 }
 
 bool SessionCalls::IsSuspending(const SessionId& id) const {
@@ -279,7 +301,7 @@ void SessionCalls::Load(Call& call, absl::Time now) {
   call.state.worker = memory.worker;
   call.state.tier = memory.position > 0 ? "memory" : "";
   if (memory.position >= std::max(stored, cold.position)) return Answer(call);
-  const std::vector<Worker*> stores = Stores();
+  const std::vector<Worker*> stores = StoresOf(members_);
   if (chosen == nullptr && !stores.empty()) {
     const auto reader = std::find_if(stores.begin(), stores.end(), [&](const Worker* w) {
       return w->load.name == call.read_from && w->registration.role() == mesh::ROLE_DECODE;
@@ -316,7 +338,7 @@ void SessionCalls::OnLoaded(Call& call, const Worker& from, const mesh::SessionR
 // ---- events --------------------------------------------------------------------------------------
 
 void SessionCalls::OnReply(LinkId link, const mesh::SessionReply& reply, absl::Time now) {
-  if (OnFollowed(link, reply)) return;
+  if (follower_.OnReply(link, reply, now)) return;
   const auto number = by_number_.find(reply.call());
   const auto it = number == by_number_.end() ? calls_.end() : calls_.find(number->second);
   const Worker* from = members_->Find(link);
@@ -339,7 +361,7 @@ void SessionCalls::OnReply(LinkId link, const mesh::SessionReply& reply, absl::T
 
 void SessionCalls::OnLost(LinkId link, const std::string& name, const absl::Status& why,
                           absl::Time now) {
-  std::erase_if(following_, [link](const auto& entry) { return entry.second == link; });
+  follower_.OnLost(link, now);
   std::vector<RequestId> affected;
   for (auto& [id, call] : calls_) {
     if (call.asked.erase(link) > 0) affected.push_back(id);
@@ -360,6 +382,7 @@ void SessionCalls::OnLost(LinkId link, const std::string& name, const absl::Stat
 }
 
 void SessionCalls::Tick(absl::Time now) {
+  follower_.Tick(now);
   std::vector<RequestId> due;
   for (const auto& [id, call] : calls_) {
     if (now >= call.spec.deadline || now >= call.phase_end) due.push_back(id);
@@ -385,24 +408,6 @@ void SessionCalls::Tick(absl::Time now) {
 }
 
 // ---- workers -------------------------------------------------------------------------------------
-
-// Decode workers first, those with most room in front.
-std::vector<Worker*> SessionCalls::Stores() const {
-  std::vector<Worker*> out;
-  for (const mesh::Role role : {mesh::ROLE_DECODE, mesh::ROLE_PREFILL}) {
-    for (Worker* worker : members_->Alive(role)) {
-      if (worker->registration.session_store()) out.push_back(worker);
-    }
-  }
-  std::stable_sort(out.begin(), out.end(), [](const Worker* a, const Worker* b) {
-    const auto rank = [](const Worker* w) {
-      return std::tuple(w->registration.role() != mesh::ROLE_DECODE, w->load.draining,
-                        -w->load.slabs_free);
-    };
-    return rank(a) < rank(b);
-  });
-  return out;
-}
 
 Worker* SessionCalls::ByName(const std::string& name) const {
   for (const mesh::Role role : {mesh::ROLE_DECODE, mesh::ROLE_PREFILL}) {

@@ -5,9 +5,8 @@
 //     its record; the newest good one counts. kResume and kOpen then put it into the table and have one
 //     worker load its state; without that state (none is stored, it does not load) the tokens still serve.
 //   kSuspend: the worker that holds the deepest snapshot writes it and the record; then the table forgets it.
-//   A session that has a record in a store is written there anew after each turn, without its state: so it is
-//     never an older one that comes back.
 //   kFork: unless it may replace, every store is asked whether it knows the new name.
+//   A record in a store follows its session (record_follower.h): never does an older one come back.
 //
 // Every call is answered exactly once, by a SessionAnswered action. Commands carry numbers that are never
 // used twice; a reply under any number but the awaited one is stale.
@@ -25,12 +24,11 @@
 #include "deltamesh/mesh/session.pb.h"
 #include "services/router/membership.h"
 #include "services/router/prefix_feed.h"
+#include "services/router/record_follower.h"
 #include "services/router/router_core.h"
 #include "services/router/session_types.h"
 
 namespace deltamesh {
-
-inline constexpr uint32_t kSessionRecordVersion = 1;
 
 class SessionCalls {
  public:
@@ -54,6 +52,8 @@ class SessionCalls {
 
   const SessionTable& table() const { return table_; }
   int64_t live() const { return static_cast<int64_t>(calls_.size()); }
+  // Sessions of which a store may have an older record, until it has this one.
+  int64_t unsettled() const { return follower_.unsettled(); }
 
  private:
   enum class Phase { kReading, kReadingTarget, kWriting, kLoading };
@@ -76,7 +76,7 @@ class SessionCalls {
   void AnswerKnown(Call& call, const Session& session, absl::Time now);
   void Suspend(Call& call, const Session& session, absl::Time now);
   void Fork(Call& call, absl::Time now);
-  void PutFork(Call& call, absl::Time now);
+  void PutFork(Call& call, bool asked, absl::Time now);
   void Read(Call& call, Phase phase, const SessionId& session, absl::Time now);
   void OnRead(Call& call, const Worker& from, const mesh::SessionReply& reply, absl::Time now);
   // Every store has answered, is lost or had its time.
@@ -87,14 +87,7 @@ class SessionCalls {
   void OnWritten(Call& call, const Worker& from, const mesh::SessionReply& reply, absl::Time now);
   void OnLoaded(Call& call, const Worker& from, const mesh::SessionReply& reply, absl::Time now);
 
-  absl::Status CheckRecord(const mesh::SessionRecord& record, const SessionId& session) const;
-  mesh::SessionRecord MakeRecord(const SessionId& id, const Session& session, absl::Time now) const;
-  // Writes the record of a session anew if it has one.
-  void Follow(const SessionId& id, absl::Time now);
-  // False when it is no answer to that.
-  bool OnFollowed(LinkId link, const mesh::SessionReply& reply);
   std::vector<SessionHolding> HoldersOf(const std::string& salt, const SessionTokens& tokens) const;
-  std::vector<Worker*> Stores() const;  // prefill and decode workers that have one
   Worker* ByName(const std::string& name) const;
   mesh::SessionCommand Command(Call& call, const SessionId& session);
   void Send(LinkId link, mesh::SessionCommand command);
@@ -114,12 +107,8 @@ class SessionCalls {
   SessionTable table_;
   std::map<RequestId, Call> calls_;
   std::map<uint64_t, RequestId> by_number_;
-  std::map<uint64_t, LinkId> following_;  // records being written anew, by number
   uint64_t next_number_ = 1;
+  RecordFollower follower_;  // uses what is above
 };
-
-// Why a store's answer was no record, and that answer as a status.
-SessionRefusal SessionRefusalOf(const absl::Status& status);
-absl::Status SessionStatusOf(const mesh::SessionReply& reply, const std::string& worker);
 
 }  // namespace deltamesh

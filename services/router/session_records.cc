@@ -1,49 +1,25 @@
-// What the calls about sessions have to do with records: reading one from every store, and letting one follow
-// the session that it is of.
+// How calls about sessions read a record: from every store, and the newest good one counts.
 #include <algorithm>
 #include <utility>
 
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "services/router/session_calls.h"
+#include "services/router/session_stores.h"
 
 namespace deltamesh {
 namespace {
 
 using Kind = SessionCall::Kind;
 
-constexpr size_t kFollowingMax = 1024;  // records on their way to a store
-constexpr size_t kKeyBytes = 16;        // of SessionRecord.key
-
 absl::Status NotKnown(const std::string& name, bool stores) {
   return NotFound(
       "session: \"%s\" is not known under this salt, nor is it suspended%s; begin it with a "
-      "Generate that "
-      "names it in cache.session and not append_to_session",
+      "request that names it, without append_to_session",
       name, stores ? "" : " where this router could see it (no worker has --store-dir)");
 }
 
-// Whether a store could say what it has: there is none, or what there is is of no use.
-bool IsSaid(const absl::Status& status) {
-  return status.ok() || absl::IsNotFound(status) || absl::IsDataLoss(status) ||
-         absl::IsFailedPrecondition(status);
-}
-
 }  // namespace
-
-SessionRefusal SessionRefusalOf(const absl::Status& status) {
-  if (absl::IsDataLoss(status)) return SessionRefusal::kDamaged;
-  if (absl::IsFailedPrecondition(status)) return SessionRefusal::kForeign;
-  return SessionRefusal::kStore;
-}
-
-absl::Status SessionStatusOf(const mesh::SessionReply& reply, const std::string& worker) {
-  const bool known =
-      reply.code() > 0 && reply.code() <= static_cast<int>(absl::StatusCode::kUnauthenticated);
-  return absl::Status(
-      known ? static_cast<absl::StatusCode>(reply.code()) : absl::StatusCode::kInternal,
-      absl::StrFormat("worker \"%s\": %s", worker, reply.message()));
-}
 
 // ---- reading a record ----------------------------------------------------------------------------
 
@@ -54,7 +30,7 @@ void SessionCalls::Read(Call& call, Phase phase, const SessionId& session, absl:
   call.lost.clear();
   mesh::SessionCommand command = Command(call, session);
   command.mutable_read();
-  for (const Worker* worker : Stores()) {
+  for (const Worker* worker : StoresOf(members_)) {
     call.asked.insert(worker->link);
     Send(worker->link, command);
   }
@@ -67,8 +43,9 @@ void SessionCalls::OnRead(Call& call, const Worker& from, const mesh::SessionRep
   absl::Status status =
       reply.code() == 0 ? absl::OkStatus() : SessionStatusOf(reply, from.load.name);
   if (status.ok()) {
-    status = Annotate(CheckRecord(reply.record(), session),
-                      absl::StrFormat("worker \"%s\"", from.load.name));
+    status =
+        Annotate(CheckSessionRecord(reply.record(), session, members_->identity(), options_->vocab),
+                 absl::StrFormat("worker \"%s\"", from.load.name));
   }
   if (status.ok()) {
     if (call.phase == Phase::kReadingTarget) {
@@ -102,9 +79,18 @@ void SessionCalls::ReadEnded(Call& call, absl::Time now) {
         Unavailable("worker \"%s\" did not say whether it has session \"%s\"%s; call again",
                     call.lost, call.spec.name, why));
   }
-  if (call.phase == Phase::kReading && call.record) return Found(call, now);
+  const bool found = call.phase == Phase::kReading && call.record;
+  if (found && follower_.IsOutdated(call.spec.session, call.record->suspended_unix_ns())) {
+    return Refuse(
+        call, SessionRefusal::kDamaged,
+        absl::DataLossError(absl::StrFormat(
+            "session: what was last said in \"%s\" was lost, and what stores have of it is older; "
+            "begin the session anew, or raise --sessions and --session-mib",
+            call.spec.name)));
+  }
+  if (found) return Found(call, now);
   // A name whose record is worth nothing is free.
-  if (call.phase == Phase::kReadingTarget) return PutFork(call, now);
+  if (call.phase == Phase::kReadingTarget) return PutFork(call, /*asked=*/true, now);
   if (!call.refused.ok()) {
     const bool foreign = absl::IsFailedPrecondition(call.refused);
     return Refuse(call, SessionRefusalOf(call.refused),
@@ -114,35 +100,7 @@ void SessionCalls::ReadEnded(Call& call, absl::Time now) {
                                       foreign ? "use the mesh that it belongs to, or another name"
                                               : "it is left where it is; begin the session anew")));
   }
-  Refuse(call, SessionRefusal::kNotFound, NotKnown(call.spec.name, !Stores().empty()));
-}
-
-absl::Status SessionCalls::CheckRecord(const mesh::SessionRecord& record,
-                                       const SessionId& session) const {
-  const auto identity = members_->identity();
-  if (record.version() != kSessionRecordVersion) {
-    return FailedPrecondition("its record has version %d, this router reads %d", record.version(),
-                              kSessionRecordVersion);
-  }
-  if (!identity || record.digest() != identity->digest() ||
-      record.state_layout() != identity->state_layout() ||
-      record.text_digest() != identity->text_digest()) {
-    return FailedPrecondition("its record is of model %s, layout %d; here is %s, layout %d",
-                              record.digest(), record.state_layout(),
-                              identity ? identity->digest() : "none",
-                              identity ? identity->state_layout() : 0);
-  }
-  if (record.session() != session) {
-    return absl::DataLossError("its record carries the name of another session");
-  }
-  const bool tokens = record.tokens_size() > 0 &&
-                      std::all_of(record.tokens().begin(), record.tokens().end(), [&](int32_t t) {
-                        return t >= 0 && (options_->vocab == 0 || t < options_->vocab);
-                      });
-  if (!tokens || record.position() > static_cast<uint64_t>(record.tokens_size())) {
-    return absl::DataLossError("its record holds no tokens, or impossible ones");
-  }
-  return absl::OkStatus();
+  Refuse(call, SessionRefusal::kNotFound, NotKnown(call.spec.name, !StoresOf(members_).empty()));
 }
 
 void SessionCalls::Found(Call& call, absl::Time now) {
@@ -178,70 +136,6 @@ void SessionCalls::Found(Call& call, absl::Time now) {
       call.state.suspended = false;
       return Load(call, now);
   }
-}
-
-// ---- writing a record ----------------------------------------------------------------------------
-
-mesh::SessionRecord SessionCalls::MakeRecord(const SessionId& id, const Session& session,
-                                             absl::Time now) const {
-  const auto identity = members_->identity();
-  mesh::SessionRecord record;
-  record.set_version(kSessionRecordVersion);
-  record.set_session(id);
-  record.set_digest(identity->digest());
-  record.set_state_layout(identity->state_layout());
-  record.set_text_digest(identity->text_digest());
-  record.mutable_tokens()->Assign(session.tokens->begin(), session.tokens->end());
-  record.set_ended(session.ended);
-  // Later than the record it replaces, whatever another router's clock said.
-  const auto stamp = static_cast<uint64_t>(absl::ToUnixNanos(now));
-  const uint64_t before = session.record ? session.record->stamp : 0;
-  record.set_suspended_unix_ns(std::max(stamp, before + 1));
-  return record;
-}
-
-// Were the record left as it was, the session would fall back to it when this router forgets or ends.
-void SessionCalls::Follow(const SessionId& id, absl::Time now) {
-  const Session* session = table_.Find(id);
-  if (session == nullptr || !session->record || !members_->identity()) return;
-  const std::vector<Worker*> stores = Stores();
-  const auto same = std::find_if(stores.begin(), stores.end(), [&](const Worker* w) {
-    return w->load.name == session->record->worker;
-  });
-  if (stores.empty() || following_.size() >= kFollowingMax) {
-    Count(SessionRefusal::kStore);
-    LogWarning("session.not_recorded", {{"reason", stores.empty() ? "no store" : "too many"}});
-    return;
-  }
-  const LinkId link = (same != stores.end() ? *same : stores.front())->link;
-  StoredRecord stored = *session->record;
-  mesh::SessionCommand command;
-  command.set_call(next_number_++);
-  command.set_session(id);
-  command.set_deadline_unix_ns(
-      static_cast<uint64_t>(absl::ToUnixNanos(now + options_->session_call_max)));
-  command.mutable_suspend()->set_salt(session->salt);
-  mesh::SessionRecord* record = command.mutable_suspend()->mutable_record();
-  *record = MakeRecord(id, *session, now);
-  record->set_position(std::min<uint64_t>(stored.position, session->tokens->size()));
-  record->set_key(stored.key.empty() ? std::string(kKeyBytes, 0) : stored.key);
-  stored.stamp = record->suspended_unix_ns();
-  table_.SetRecord(id, std::move(stored));
-  following_[command.call()] = link;
-  Send(link, std::move(command));
-}
-
-bool SessionCalls::OnFollowed(LinkId link, const mesh::SessionReply& reply) {
-  const auto it = following_.find(reply.call());
-  if (it == following_.end() || it->second != link) return false;
-  following_.erase(it);
-  // ABORTED: a suspension overtook it, with the same tokens or later ones.
-  if (reply.code() != 0 && reply.code() != static_cast<int>(absl::StatusCode::kAborted)) {
-    // The next turn's record takes this one's place.
-    Count(SessionRefusal::kStore);
-    LogWarning("session.not_recorded", {{"reason", reply.message()}});
-  }
-  return true;
 }
 
 }  // namespace deltamesh

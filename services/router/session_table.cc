@@ -1,29 +1,54 @@
 #include "services/router/session_table.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace deltamesh {
 
+void StoredRecord::OnlyOf(const std::vector<TokenId>& of, const std::vector<TokenId>& tokens) {
+  const size_t covered = std::min<size_t>(position, of.size());
+  if (tokens.size() >= covered && covered == position &&
+      std::equal(of.begin(), of.begin() + static_cast<int64_t>(covered), tokens.begin())) {
+    return;
+  }
+  position = 0;
+  key.clear();
+}
+
 bool SessionTable::Put(const SessionId& id, const std::string& salt, SessionTokens tokens,
                        bool ended, absl::Time now) {
-  Entry entry;
-  entry.id = id;
-  entry.session.tokens = std::move(tokens);
-  entry.session.ended = ended;
-  entry.session.used = now;
-  entry.session.version = next_version_++;
-  entry.session.salt = salt;
-  if (const Session* before = Find(id)) entry.session.record = before->record;
-  Erase(id);
-  const int64_t bytes = BytesOf(entry.session);
-  if (bytes > bytes_max_) return false;
-  while (sessions() >= sessions_max_ || bytes_ + bytes > bytes_max_) {
-    Erase(tenants_.at(by_bytes_.rbegin()->second).order.begin());
-    ++evicted_;
+  Session session;
+  session.tokens = std::move(tokens);
+  session.ended = ended;
+  session.used = now;
+  session.salt = salt;
+  if (const Session* before = Find(id)) {
+    session.record = before->record;
+    session.asked = before->asked;
+    if (session.record) session.record->OnlyOf(*before->tokens, *session.tokens);
   }
+  return Insert(id, std::move(session));
+}
+
+bool SessionTable::Insert(const SessionId& id, Session session) {
+  Erase(id);
+  if (session.version == 0) session.version = next_version_++;
+  const int64_t bytes = BytesOf(session);
+  if (bytes > bytes_max_) {
+    if (on_evicted_) on_evicted_(id, session);
+    return false;
+  }
+  while (sessions() >= sessions_max_ || bytes_ + bytes > bytes_max_) {
+    const Order::iterator least = tenants_.at(by_bytes_.rbegin()->second).order.begin();
+    const Entry entry = *least;
+    Erase(least);
+    ++evicted_;
+    if (on_evicted_) on_evicted_(entry.id, entry.session);
+  }
+  const std::string salt = session.salt;
   AddBytes(salt, bytes);
   Order& order = tenants_.at(salt).order;
-  by_id_[id] = order.insert(order.end(), std::move(entry));
+  by_id_[id] = order.insert(order.end(), Entry{id, std::move(session)});
   return true;
 }
 
@@ -43,6 +68,11 @@ void SessionTable::Touch(const SessionId& id, absl::Time now) {
 void SessionTable::SetRecord(const SessionId& id, StoredRecord record) {
   const auto found = by_id_.find(id);
   if (found != by_id_.end()) found->second->session.record = std::move(record);
+}
+
+void SessionTable::SetAsked(const SessionId& id) {
+  const auto found = by_id_.find(id);
+  if (found != by_id_.end()) found->second->session.asked = true;
 }
 
 void SessionTable::Erase(const SessionId& id) {

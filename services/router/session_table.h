@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <optional>
@@ -30,6 +31,10 @@ struct StoredRecord {
   uint64_t position = 0;  // of the stored state, and
   std::string key;        // its name; empty: not known
   std::string worker;     // that read or wrote it
+
+  // The session may not go on from the tokens that the state is of (`of` begins with them): then no state is
+  // stored for it.
+  void OnlyOf(const std::vector<TokenId>& of, const std::vector<TokenId>& tokens);
 };
 
 struct Session {
@@ -39,24 +44,35 @@ struct Session {
   uint64_t version = 0;  // another one after every change of the above
   std::string salt;
   std::optional<StoredRecord> record;
+  bool asked =
+      false;  // every store was asked for one, or was not needed to: without `record` there is none
 };
 
 class SessionTable {
  public:
   // Bytes of an entry beside its tokens, about.
   static constexpr int64_t kEntryBytes = 256;
+  static int64_t BytesOf(const Session& session) {
+    return kEntryBytes + static_cast<int64_t>(session.tokens->size() * sizeof(TokenId));
+  }
 
-  SessionTable(int64_t sessions_max, int64_t bytes_max)
-      : sessions_max_(sessions_max), bytes_max_(bytes_max) {}
+  // `evicted` hears of every session that finds no room here, before or after it was in; may be null. It
+  // must not call this table.
+  using Evicted = std::function<void(const SessionId& id, const Session& session)>;
+  SessionTable(int64_t sessions_max, int64_t bytes_max, Evicted evicted = nullptr)
+      : sessions_max_(sessions_max), bytes_max_(bytes_max), on_evicted_(std::move(evicted)) {}
 
   // Replaces what was there, but for what is known of its record. False when it alone is larger than all
   // room: then there is none of that name.
   bool Put(const SessionId& id, const std::string& salt, SessionTokens tokens, bool ended,
            absl::Time now);
+  // The same with all that is known of it; without a version it gets one.
+  bool Insert(const SessionId& id, Session session);
   // Null: not known. Does not count as a use.
   const Session* Find(const SessionId& id) const;
   void Touch(const SessionId& id, absl::Time now);
   void SetRecord(const SessionId& id, StoredRecord record);
+  void SetAsked(const SessionId& id);
   void Erase(const SessionId& id);
 
   int64_t sessions() const { return static_cast<int64_t>(by_id_.size()); }
@@ -74,13 +90,11 @@ class SessionTable {
     int64_t bytes = 0;
   };
 
-  static int64_t BytesOf(const Session& session) {
-    return kEntryBytes + static_cast<int64_t>(session.tokens->size() * sizeof(TokenId));
-  }
   void Erase(Order::iterator entry);
   void AddBytes(const std::string& salt, int64_t bytes);
 
   const int64_t sessions_max_, bytes_max_;
+  const Evicted on_evicted_;
   absl::node_hash_map<std::string, Tenant> tenants_;  // by salt
   std::set<std::pair<int64_t, std::string>> by_bytes_;
   absl::flat_hash_map<SessionId, Order::iterator> by_id_;

@@ -77,6 +77,10 @@ const char* SessionRefusalName(SessionRefusal why);
 struct SessionCounters {
   uint64_t kept = 0;  // turns that became a session's content
   uint64_t suspended = 0, resumed = 0, forked = 0;
+  uint64_t recorded = 0;  // records that followed their session
+  uint64_t records_retried =
+      0;  // times that one could not, or stores did not say whether there is one
+  uint64_t records_lost = 0;  // sessions forgotten before theirs could
   std::array<uint64_t, static_cast<size_t>(SessionRefusal::kCount)> refused{};
 };
 

@@ -145,6 +145,39 @@ TEST_P(MeshSessionTest, SuspendedAndResumedElsewhereItHasTheSameBits) {
   }
 }
 
+// A name that was suspended is begun anew, and forgotten for another session: the conversation that comes
+// back is the new one, from every worker, after the router ended too.
+TEST_P(MeshSessionTest, ANameBegunAnewNeverFallsBack) {
+  TestMeshOptions options = Options();
+  options.store_folder = folder_.path;
+  options.router.sessions_max = 1;
+  TestMesh mesh(options);
+  mesh.Start();
+  Turn(mesh, "s", 150, 20, 3, /*begin=*/true);
+  mesh.RunFor(absl::Milliseconds(300));
+  Ask(mesh, Call(SessionCall::Kind::kSuspend, "s"));
+  Turn(mesh, "s", 40, 9, 5, /*begin=*/true);
+  const SessionState fresh = Ask(mesh, Call(SessionCall::Kind::kGet, "s"));
+  EXPECT_FALSE(fresh.suspended);
+  mesh.RunFor(absl::Milliseconds(300));
+  EXPECT_EQ(mesh.router().gauges().sessions_unsettled, 0);
+  Turn(mesh, "other", 30, 5, 7, /*begin=*/true);
+  const SessionState rest = Ask(mesh, Call(SessionCall::Kind::kGet, "s"));
+  EXPECT_TRUE(rest.suspended);
+  EXPECT_EQ(*rest.tokens, *fresh.tokens);
+  mesh.RestartRouter();
+  mesh.Start();
+  EXPECT_EQ(*Ask(mesh, Call(SessionCall::Kind::kResume, "s")).tokens, *fresh.tokens);
+  Turn(mesh, "s", 20, 9, 9);
+  // Forgotten at once, before any store could say what it has.
+  Ask(mesh, Call(SessionCall::Kind::kSuspend, "s"));
+  Turn(mesh, "s", 50, 9, 11, /*begin=*/true);
+  const SessionState newest = Ask(mesh, Call(SessionCall::Kind::kGet, "s"));
+  EXPECT_EQ(newest.tokens->size(), 59u);
+  Turn(mesh, "other", 31, 5, 13, /*begin=*/true);
+  EXPECT_EQ(*Ask(mesh, Call(SessionCall::Kind::kGet, "s")).tokens, *newest.tokens);
+}
+
 TEST_P(MeshSessionTest, AWorkerLostWhileItSuspendsEndsTheCallAndNotTheSession) {
   TestMeshOptions options = Options();
   options.store_folder = folder_.path;

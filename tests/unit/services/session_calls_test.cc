@@ -1,106 +1,10 @@
 // Sessions in the router's core, as transcripts: what clients ask, what workers are told, what comes back.
 #include "services/router/session_calls.h"
 
-#include "runtime/prefix/prefix_hash.h"
-#include "tests/unit/services/router_harness.h"
+#include "tests/unit/services/session_harness.h"
 
 namespace deltamesh {
 namespace {
-
-using Kind = SessionCall::Kind;
-
-constexpr LinkId kPrefill = 1, kDecode = 2, kDecode2 = 4;
-
-SessionId Id(const std::string& name, const std::string& salt = "") {
-  return MakeSessionId(salt, name);
-}
-
-class SessionCallsTest : public RouterCoreTest {
- protected:
-  void JoinWithStore(LinkId link, const std::string& name, mesh::Role role) {
-    mesh::WorkerMessage registration = TestRegister(name, role);
-    registration.mutable_register_()->set_session_store(true);
-    Open(link, registration);
-    Drain();
-  }
-
-  // One whole turn of a session: `prompt` tokens 0, 1, 2, ... and the answer.
-  void Turn(const std::string& session, int64_t prompt, std::vector<int> answer,
-            mesh::SequenceOutput::End end = mesh::SequenceOutput::STOP_TOKEN) {
-    ClientRequest request = Make("turn", prompt);
-    request.session = Id(session);
-    ASSERT_TRUE(core->Submit(request, now).ok());
-    Drain();
-    Tokens(kDecode, "turn", std::move(answer), 0, end);
-    Drain();
-  }
-
-  std::string Call(Kind kind, const std::string& name, const std::string& target = "",
-                   bool replace = false, absl::Duration deadline = absl::InfiniteDuration()) {
-    SessionCall call;
-    call.id = "c";
-    call.kind = kind;
-    call.session = Id(name);
-    call.name = name;
-    if (!target.empty()) call.target = Id(target);
-    call.target_name = target;
-    call.replace = replace;
-    call.deadline = now + deadline;
-    core->CallSession(call, now);
-    return Drain();
-  }
-
-  // `link` holds a snapshot of the first `blocks` blocks of tokens 0, 1, 2, ...
-  void Hold(LinkId link, int64_t blocks, bool cold = false) {
-    const mesh::ModelIdentity id = TestIdentity();
-    PrefixChain chain(PrefixModel(id.digest(), id.state_layout()), "");
-    std::vector<TokenId> tokens;
-    for (int64_t i = 0; i < blocks * 64; ++i) tokens.push_back(static_cast<TokenId>(i));
-    chain.Append(tokens);
-    mesh::WorkerMessage m;
-    mesh::PrefixChanges* changes = m.mutable_prefixes();
-    changes->set_complete(true);
-    for (const PrefixKey& key : chain.keys()) {
-      changes->add_keys(key.index());
-      changes->mutable_changes()->push_back(mesh::PrefixChanges::LATENTS_ADDED);
-    }
-    changes->add_keys(chain.keys().back().index());
-    changes->mutable_changes()->push_back(cold ? mesh::PrefixChanges::SNAPSHOT_COLD
-                                               : mesh::PrefixChanges::SNAPSHOT_ADDED);
-    Send(link, m);
-    Drain();
-  }
-
-  static mesh::SessionRecord Record(const std::string& name, int64_t tokens, uint64_t position) {
-    const mesh::ModelIdentity id = TestIdentity();
-    mesh::SessionRecord record;
-    record.set_version(kSessionRecordVersion);
-    record.set_session(Id(name));
-    record.set_digest(id.digest());
-    record.set_state_layout(id.state_layout());
-    record.set_text_digest(id.text_digest());
-    for (int64_t i = 0; i < tokens; ++i) record.add_tokens(static_cast<int>(i));
-    record.set_position(position);
-    record.set_ended(true);
-    return record;
-  }
-  std::string Reply(LinkId link, uint64_t call, const absl::Status& status = absl::OkStatus(),
-                    const std::function<void(mesh::SessionReply*)>& fill = {}) {
-    mesh::WorkerMessage m;
-    m.mutable_session()->set_call(call);
-    m.mutable_session()->set_code(static_cast<int>(status.code()));
-    m.mutable_session()->set_message(MessageOf(status));
-    if (fill) fill(m.mutable_session());
-    Send(link, m);
-    return Drain();
-  }
-  std::string ReplyRecord(LinkId link, uint64_t call, const mesh::SessionRecord& record) {
-    return Reply(link, call, {}, [&](auto* reply) { *reply->mutable_record() = record; });
-  }
-  uint64_t Refused(SessionRefusal why) const {
-    return core->counters().sessions.refused[static_cast<size_t>(why)];
-  }
-};
 
 TEST_F(SessionCallsTest, AFinishedTurnIsTheSessionsContent) {
   Join(kDecode, "d1", mesh::ROLE_DECODE);
@@ -168,7 +72,7 @@ TEST_F(SessionCallsTest, SuspendingTakesWhatHoldsMostAndIsExclusive) {
   Turn("s", 60, {60, 61, 62, 63, 64, 65});
   JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);
   Hold(kDecode2, 1);
-  EXPECT_EQ(Call(Kind::kSuspend, "s"), "4 <- Suspend 1 tokens=66\n");
+  EXPECT_EQ(Call(Kind::kSuspend, "s"), "4 <- Suspend 2 tokens=66\n");
   SessionCall open;
   open.id = "other";
   open.kind = Kind::kOpen;
@@ -179,10 +83,10 @@ TEST_F(SessionCallsTest, SuspendingTakesWhatHoldsMostAndIsExclusive) {
       Drain(),
       "session other: FAILED_PRECONDITION: session: \"s\" is being suspended; call again when "
       "it is\n");
-  EXPECT_EQ(Reply(kDecode, 1), "");  // not asked
+  EXPECT_EQ(Reply(kDecode, 2), "");  // not asked
   EXPECT_EQ(Reply(kDecode2, 9), "");
   EXPECT_EQ(core->counters().stale_messages, 2u);
-  EXPECT_EQ(Reply(kDecode2, 1, {},
+  EXPECT_EQ(Reply(kDecode2, 2, {},
                   [](auto* reply) {
                     reply->set_position(64);
                     reply->set_bytes(1000);
@@ -191,7 +95,7 @@ TEST_F(SessionCallsTest, SuspendingTakesWhatHoldsMostAndIsExclusive) {
             "session c: 66 tokens, ended, suspended, position 64 at \"d2\" disk\n");
   EXPECT_EQ(core->gauges().sessions, 0);
   EXPECT_EQ(core->counters().sessions.suspended, 1u);
-  EXPECT_EQ(Reply(kDecode2, 1), "");  // twice
+  EXPECT_EQ(Reply(kDecode2, 2), "");  // twice
   EXPECT_EQ(core->counters().stale_messages, 3u);
 }
 
@@ -200,27 +104,27 @@ TEST_F(SessionCallsTest, SuspendingTakesWhatHoldsMostAndIsExclusive) {
 TEST_F(SessionCallsTest, AnAbandonedSuspensionsRecordFollowsTheSession) {
   JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
   Turn("s", 10, {1});
-  EXPECT_EQ(Call(Kind::kSuspend, "s"), "2 <- Suspend 1 tokens=11\n");
+  EXPECT_EQ(Call(Kind::kSuspend, "s"), "2 <- Suspend 2 tokens=11\n");
   core->CancelSessionCall("c", now);
   const std::string left = Drain();
-  EXPECT_NE(left.find("2 <- Suspend 2 tokens=11"), std::string::npos) << left;
-  EXPECT_EQ(Reply(kDecode, 1), "");
+  EXPECT_NE(left.find("2 <- Suspend 3 tokens=11"), std::string::npos) << left;
   EXPECT_EQ(Reply(kDecode, 2), "");
+  EXPECT_EQ(Reply(kDecode, 3), "");
   ClientRequest request = Make("turn", 20);
   request.session = Id("s");
   ASSERT_TRUE(core->Submit(request, now).ok());
   Drain();
   Tokens(kDecode, "turn", {1}, 0, mesh::SequenceOutput::STOP_TOKEN);
   const std::string after = Drain();
-  EXPECT_NE(after.find("Suspend 3 tokens=21"), std::string::npos) << after;
+  EXPECT_NE(after.find("Suspend 4 tokens=21"), std::string::npos) << after;
 }
 
 TEST_F(SessionCallsTest, WhatWasSaidDuringASuspensionIsNotForgotten) {
   JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
   Turn("s", 10, {1});
-  EXPECT_EQ(Call(Kind::kSuspend, "s"), "2 <- Suspend 1 tokens=11\n");
+  EXPECT_EQ(Call(Kind::kSuspend, "s"), "2 <- Suspend 2 tokens=11\n");
   Turn("s", 20, {1});  // not appended: nobody can forbid it
-  Reply(kDecode, 1);
+  Reply(kDecode, 2);
   EXPECT_EQ(Call(Kind::kGet, "s"), "session c: 21 tokens, ended, position 0 at \"\" \n");
 }
 
@@ -239,7 +143,7 @@ TEST_F(SessionCallsTest, AFailedSuspensionKeepsTheSession) {
   Turn("s", 10, {1});
   Call(Kind::kSuspend, "s");
   EXPECT_EQ(
-      Reply(kDecode, 1, absl::ResourceExhaustedError("the disk is full")),
+      Reply(kDecode, 2, absl::ResourceExhaustedError("the disk is full")),
       "session c: RESOURCE_EXHAUSTED: session \"s\" stays in memory: worker \"d1\": the disk is "
       "full\n");
   EXPECT_EQ(core->gauges().sessions, 1);
@@ -359,9 +263,12 @@ TEST_F(SessionCallsTest, TheRecordFollowsTheSession) {
   EXPECT_GT(followed.suspended_unix_ns(), record.suspended_unix_ns());  // whatever the clocks say
   EXPECT_EQ(Reply(kDecode, 3, absl::ResourceExhaustedError("full")), "");
   EXPECT_EQ(Refused(SessionRefusal::kStore), 1u);
-  Turn("other", 10, {1});  // pushes it out; never stored, it has no record
+  Pass(absl::Seconds(2), {kDecode});
+  EXPECT_EQ(Drain(), "2 <- Suspend 4 tokens=112\n");
+  Reply(kDecode, 4);
+  Turn("other", 10, {1});  // pushes it out
   Call(Kind::kGet, "s");
-  EXPECT_EQ(ReplyRecord(kDecode, 4, followed),
+  EXPECT_EQ(ReplyRecord(kDecode, 6, followed),
             "session c: 112 tokens, ended, suspended, position 64 at \"\" \n");
 }
 
@@ -432,8 +339,8 @@ TEST_F(SessionCallsTest, ALostLoaderEndsAResumeAndNotATurn) {
 TEST_F(SessionCallsTest, ForksShareTokensAndAskBeforeTheyReplace) {
   JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
   Turn("s", 10, {1});
-  EXPECT_EQ(Call(Kind::kFork, "s", "t"), "2 <- Read 1\n");
-  EXPECT_EQ(Reply(kDecode, 1, absl::NotFoundError("none")),
+  EXPECT_EQ(Call(Kind::kFork, "s", "t"), "2 <- Read 2\n");
+  EXPECT_EQ(Reply(kDecode, 2, absl::NotFoundError("none")),
             "session c: 11 tokens, ended, position 0 at \"\" \n");
   Turn("s", 20, {1});
   EXPECT_EQ(Call(Kind::kGet, "t"), "session c: 11 tokens, ended, position 0 at \"\" \n");
@@ -444,14 +351,14 @@ TEST_F(SessionCallsTest, ForksShareTokensAndAskBeforeTheyReplace) {
             "session c: 21 tokens, ended, position 0 at \"\" \n");
   EXPECT_EQ(Call(Kind::kFork, "s", "s").substr(0, 28), "session c: INVALID_ARGUMENT:");
   Call(Kind::kFork, "s", "u");
-  EXPECT_EQ(ReplyRecord(kDecode, 2, Record("u", 9, 0)),
+  EXPECT_EQ(ReplyRecord(kDecode, 3, Record("u", 9, 0)),
             "session c: ALREADY_EXISTS: new_session: \"u\" is suspended; use another name, or set "
             "replace\n");
   EXPECT_EQ(core->counters().sessions.forked, 2u);
   // From a suspended one, which stays suspended.
-  EXPECT_EQ(Call(Kind::kFork, "x", "y"), "2 <- Read 3\n");
-  EXPECT_EQ(ReplyRecord(kDecode, 3, Record("x", 9, 0)), "2 <- Read 4\n");
-  EXPECT_EQ(Reply(kDecode, 4, absl::NotFoundError("none")),
+  EXPECT_EQ(Call(Kind::kFork, "x", "y"), "2 <- Read 4\n");
+  EXPECT_EQ(ReplyRecord(kDecode, 4, Record("x", 9, 0)), "2 <- Read 5\n");
+  EXPECT_EQ(Reply(kDecode, 5, absl::NotFoundError("none")),
             "session c: 9 tokens, ended, suspended, position 0 at \"\" \n");
   EXPECT_EQ(core->gauges().sessions, 3);
 }
