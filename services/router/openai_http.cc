@@ -22,6 +22,13 @@ absl::Status OfMessages(const absl::Status& status) {
   return InvalidArgument("messages: %s", message.substr(kPrompt.size()));
 }
 
+// A session that is not as long as its client thinks will not become so: no retry helps.
+absl::Status OfSession(const absl::Status& status) {
+  const bool stale =
+      absl::IsFailedPrecondition(status) && MessageOf(status).starts_with("session_tokens: ");
+  return stale ? absl::InvalidArgumentError(MessageOf(status)) : status;
+}
+
 // One answer on its way to an HTTP client. Called on the router's thread.
 class HttpAnswer final : public AnswerSink {
  public:
@@ -55,7 +62,7 @@ class HttpAnswer final : public AnswerSink {
   // A stream that has begun cannot change its status any more: the error becomes its last event.
   void OnError(const absl::Status& status) override {
     if (!begun_) {
-      HttpResponse response = ErrorReply(chat_ ? OfMessages(status) : status);
+      HttpResponse response = ErrorReply(OfSession(chat_ ? OfMessages(status) : status));
       for (auto& header : Headers()) response.headers.push_back(std::move(header));
       return responder_->Send(std::move(response));
     }

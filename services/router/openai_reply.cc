@@ -257,7 +257,9 @@ std::vector<std::string> ReplyWriter::LastChunks(const AnswerEnd& end) {
   }
   choice["logprobs"] = nullptr;
   choice["finish_reason"] = FinishReasonName(end.reason);
-  out.push_back(Dump(Chunk(std::move(choice))));
+  Json last = Chunk(std::move(choice));
+  if (end.session_tokens > 0) last["session_tokens"] = end.session_tokens;
+  out.push_back(Dump(last));
   if (options_.include_usage) {
     Json usage = Chunk(Json());
     usage["usage"] = UsageJson(end.usage);
@@ -292,6 +294,7 @@ std::string ReplyWriter::Whole(const AnswerEnd& end) {
   Json out = Head(options_.chat ? "chat.completion" : "text_completion");
   out["choices"] = Json::array({std::move(choice)});
   out["usage"] = UsageJson(end.usage);
+  if (end.session_tokens > 0) out["session_tokens"] = end.session_tokens;
   return Dump(out);
 }
 

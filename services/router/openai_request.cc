@@ -219,6 +219,30 @@ absl::Status ReadCacheOptions(const Fields& fields, v1::CacheOptions* out) {
   return absl::OkStatus();
 }
 
+// A session is named by itself and not by prompt_cache_key, which clients set without meaning one.
+absl::Status ReadSession(const Fields& fields, GenerateSpec* spec) {
+  std::string name;
+  std::optional<int64_t> tokens;
+  RETURN_IF_ERROR(fields.Get("session", &name));
+  RETURN_IF_ERROR(fields.Get("append_to_session", &spec->append));
+  RETURN_IF_ERROR(fields.Get("session_tokens", &tokens));
+  const bool named = fields.Find("session") != nullptr;
+  if (named && (name.empty() || name.size() > kCacheTextBytesMax)) {
+    return InvalidArgument("session: %d bytes; use 1 to %d", name.size(), kCacheTextBytesMax);
+  }
+  if (spec->append && !named) {
+    return InvalidArgument("append_to_session: without session; name the session there");
+  }
+  if (tokens && (*tokens < 1 || *tokens > std::numeric_limits<int32_t>::max())) {
+    return InvalidArgument("session_tokens: %d is out of range; use 1 to %d, or leave it out",
+                           *tokens, std::numeric_limits<int32_t>::max());
+  }
+  spec->session_tokens = tokens.value_or(0);
+  spec->affinity_only = !named;
+  if (named) spec->cache.set_session(name);
+  return absl::OkStatus();
+}
+
 // What clients may ask for and would miss in the answer.
 absl::Status RefuseWhatIsNotServed(const Fields& fields) {
   std::string user;
@@ -237,7 +261,6 @@ absl::Status RefuseWhatIsNotServed(const Fields& fields) {
 
 absl::Status ReadCommon(const Json& body, OpenAiRequest* out) {
   const Fields fields(body);
-  out->spec.affinity_only = true;
   RETURN_IF_ERROR(fields.Get("model", &out->spec.model));
   RETURN_IF_ERROR(fields.Get("stream", &out->stream));
   RETURN_IF_ERROR(OnlyOne(fields, "n"));
@@ -250,6 +273,7 @@ absl::Status ReadCommon(const Json& body, OpenAiRequest* out) {
   RETURN_IF_ERROR(ReadMaxTokens(fields, "max_tokens", &out->spec.max_tokens));
   RETURN_IF_ERROR(ReadStop(fields, &out->spec));
   RETURN_IF_ERROR(ReadCacheOptions(fields, &out->spec.cache));
+  RETURN_IF_ERROR(ReadSession(fields, &out->spec));
   RETURN_IF_ERROR(RefuseWhatIsNotServed(fields));
   return ReadSampling(fields, &out->spec.sampling);
 }

@@ -1,5 +1,18 @@
 // JSON bodies in the OpenAI shape to requests. Every error names the field as the client spelt it; fields
 // that are not known are ignored, null is absent.
+//
+// Beside OpenAI's fields these are read:
+//   top_k, min_p, repetition_penalty, stop_token_ids, ignore_eos: as in SamplingOptions and StopOptions of
+//     proto/deltamesh/v1/inference.proto.
+//   thinking, chat_template_kwargs.thinking or .enable_thinking: whether the model thinks before it answers.
+//   cache_salt: the tenant's name; only under the same one are prompts found again, and sessions.
+//   session: names the conversation (1 to 256 bytes), so that it can go on by name, over gRPC too; see
+//     SessionInfo. The answer carries session_tokens, streams in the chunk with the finish_reason. Who knows
+//     the name and the salt can go on with the conversation.
+//   append_to_session: true: messages or prompt hold only what is new and follow the session; tools and
+//     reasoning_effort belong to its beginning and are refused. 404 when there is no such session: send its
+//     first turn without this. 503 with retry-after while another turn of it runs.
+//   session_tokens: with append_to_session: refused with 400 unless the session has exactly so many tokens.
 #pragma once
 
 #include "absl/status/statusor.h"

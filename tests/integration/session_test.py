@@ -13,7 +13,7 @@ import unittest
 import grpc
 
 sys.path[:0] = os.environ["DELTAMESH_PYTHON_PATH"].split(":")
-from processes import BINARY, GOLDEN, Mesh, collect, pb, wait_until  # noqa: E402
+from processes import BINARY, GOLDEN, Mesh, collect, pb, post_json, wait_until  # noqa: E402
 
 WORKER_FLAGS = ["--slabs=8", "--latent-blocks=128", "--context-tokens=2048", "--chunk-tokens=80"]
 TEXT = "The quick brown fox jumps over the lazy dog, twice, and then once more. " * 3
@@ -89,6 +89,62 @@ class SessionTest(unittest.TestCase):
             call()
         self.assertEqual(raised.exception.code(), code, raised.exception.details())
         return raised.exception.details()
+
+    def post(self, status=200, **body):
+        """A chat over HTTP."""
+        got, reply = post_json(self.mesh.http(), "/v1/chat/completions",
+                               {"max_tokens": 12, "ignore_eos": True, "temperature": 0, "session": "trip",
+                                **body})
+        self.assertEqual(got, status, reply)
+        return reply
+
+    @staticmethod
+    def user(text):
+        return [{"role": "user", "content": text}]
+
+    def test_http_appends_to_the_sessions_of_grpc(self):
+        self.start()
+        error = self.post(404, messages=self.user("And?"), append_to_session=True)["error"]
+        self.assertIn("is not known under this salt", error["message"])
+        first = self.post(messages=self.user(TEXT))
+        self.assertEqual(first["session_tokens"], self.get().tokens)
+        second = self.post(messages=self.user("And then?"), append_to_session=True,
+                           session_tokens=first["session_tokens"])
+        after = self.get()
+        self.assertEqual(second["session_tokens"], after.tokens)
+        self.assertGreater(second["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+        # What a cold run of the whole conversation says.
+        answer = second["usage"]["completion_tokens"]
+        prompt, said = after.token_ids[:-answer], after.token_ids[-answer:]
+        cold = self.request(False, tokens=prompt, off=True)
+        cold.sampling.temperature = 0
+        cold.stop.max_tokens = answer
+        self.assertEqual(self.run_turn(cold).tokens, list(said))
+        # Its length is another now.
+        error = self.post(400, messages=self.user("And?"), append_to_session=True,
+                          session_tokens=first["session_tokens"])["error"]
+        self.assertIn("session_tokens", error["message"])
+        # Suspended over gRPC, gone on with over HTTP, after every process was restarted.
+        self.suspend()
+        self.stop()
+        self.start()
+        third = self.post(messages=self.user("Where were we?"), append_to_session=True)
+        self.assertGreater(third["session_tokens"], second["session_tokens"])
+        self.assertEqual(list(self.get().token_ids[:after.tokens]), list(after.token_ids))
+
+    def test_a_name_begun_anew_stays_so(self):
+        self.start()
+        self.turn(TEXT, append=False)
+        old = self.get().tokens
+        self.suspend()
+        self.turn("Something else", append=False)
+        fresh = self.get()
+        self.assertLess(fresh.tokens, old)
+        self.stop()   # an orderly end waits until stores have it
+        self.start()
+        back = self.get()
+        self.assertTrue(back.suspended)
+        self.assertEqual(list(back.token_ids), list(fresh.token_ids))
 
     def test_survives_every_process_and_goes_on_elsewhere(self):
         self.start()

@@ -36,6 +36,73 @@ TEST_F(OpenAiHttpTest, CacheHintsReachTheWorkers) {
               HasSubstr("prompt_cache_key: 257 bytes"));
 }
 
+// A turn names a session and brings only what is new; workers are sent what the whole conversation would be.
+TEST_F(OpenAiHttpTest, TurnsAreAppendedToSessions) {
+  Start();
+  const auto ids = [&](size_t turn) {
+    const auto prompt = mesh->started()[turn].prompt();
+    return std::vector<int>(prompt.begin(), prompt.end());
+  };
+  const RawHttp::Response first = Chat(R"("session": "s", "cache_salt": "mine")");
+  EXPECT_EQ(first.status, 200) << first.body;
+  const Json one = Json::parse(first.body);
+  EXPECT_EQ(one["session_tokens"], one["usage"]["total_tokens"]);
+  EXPECT_EQ(mesh->started()[0].cache().session(), SessionNumber(MakeSessionId("mine", "s")));
+  EXPECT_TRUE(FakeMesh::Await([&] { return mesh->router->snapshot().gauges.sessions == 1; }));
+
+  const std::string append =
+      R"("session": "s", "cache_salt": "mine", "append_to_session": true, "stream": true, )"
+      R"("session_tokens": )" +
+      one["session_tokens"].dump();
+  const std::vector<Json> events = Events(Chat(append).body);
+  ASSERT_FALSE(events.empty());
+  const int64_t after = events.back()["session_tokens"];
+  EXPECT_EQ(events.back()["choices"][0]["finish_reason"], "stop");
+  const std::vector<int> before = ids(0), prompt = ids(1);
+  ASSERT_GT(prompt.size(), one["session_tokens"].get<size_t>());
+  EXPECT_TRUE(std::equal(before.begin(), before.end(), prompt.begin()));
+  EXPECT_GT(after, static_cast<int64_t>(prompt.size()));
+  EXPECT_LT(prompt.size(), one["session_tokens"].get<size_t>() + before.size() + 8);
+  // It has moved on.
+  const RawHttp::Response stale = Chat(append);
+  EXPECT_EQ(stale.status, 400);
+  EXPECT_THAT(stale.body, HasSubstr("session_tokens: "));
+  // Tokens follow as they are.
+  EXPECT_EQ(
+      Post("/v1/completions",
+           R"({"prompt": [7], "session": "s", "cache_salt": "mine", "append_to_session": true})")
+          .status,
+      200);
+  EXPECT_EQ(ids(2).back(), 7);
+  EXPECT_EQ(static_cast<int64_t>(ids(2).size()), after + 1);
+}
+
+TEST_F(OpenAiHttpTest, AppendingIsRefusedClearly) {
+  Start();
+  const auto expect = [&](const std::string& more, int status, const char* words) {
+    const RawHttp::Response response = Chat(more);
+    EXPECT_EQ(response.status, status) << response.body;
+    EXPECT_THAT(response.body, HasSubstr(words));
+  };
+  expect(R"("session": "s", "append_to_session": true)", 404, "is not known under this salt");
+  EXPECT_EQ(Chat(R"("session": "s")").status, 200);
+  expect(R"("session": "s", "cache_salt": "another", "append_to_session": true)", 404,
+         "is not known under this salt");
+  expect(R"("append_to_session": true)", 400, "append_to_session: without session");
+  // A key is no session's name, also when it is spelled like one.
+  expect(R"("prompt_cache_key": "s", "append_to_session": true)", 400, "without session");
+  expect(R"("session": "")", 400, "session: 0 bytes; use 1 to 256");
+  expect("\"session\": \"" + std::string(257, 'x') + "\"", 400, "session: 257 bytes");
+  expect(R"("session": 5)", 400, "session: is the number 5");
+  expect(R"("session": "s", "append_to_session": 1)", 400, "append_to_session: is the number 1");
+  expect(R"("session": "s", "session_tokens": 3)", 400, "without append_to_session");
+  expect(R"("session": "s", "append_to_session": true, "session_tokens": 0)", 400,
+         "session_tokens: 0 is out of range");
+  expect(R"("session": "s", "append_to_session": true, "tools":
+            [{"type": "function", "function": {"name": "f"}}])",
+         400, "tools: a conversation declares");
+}
+
 TEST_F(OpenAiHttpTest, TheEndOfToolsAndSystemTextIsABreakpoint) {
   Start();
   const auto ask = [&](const std::string& system, const std::string& user) {
