@@ -73,7 +73,7 @@ void DecodeCore::OnRouterMessage(LinkId link, const mesh::RouterMessage& message
       if (auto view = links_.OnView(link, message.view()); view && on_view_) on_view_(*view);
       break;
     case mesh::RouterMessage::kCancel:
-      requests_.Cancel(link, message.cancel().request_id());
+      OnCancel(link, message.cancel().request_id(), now);
       break;
     case mesh::RouterMessage::kStartDecode:
       OnStartDecode(link, message.start_decode(), now);
@@ -92,6 +92,15 @@ void DecodeCore::OnRouterMessage(LinkId link, const mesh::RouterMessage& message
     case mesh::RouterMessage::BODY_NOT_SET:
       break;
   }
+}
+
+// The client has all it wants of the answer, or left: the conversation goes on from what was said by then,
+// just as from an answer that ended by itself. Tokens that nobody took may have passed another block
+// boundary; what stands there is found by nobody and goes first.
+void DecodeCore::OnCancel(LinkId link, const RequestId& id, absl::Time now) {
+  Request* request = requests_.Find(id);
+  if (request != nullptr && request->link == link) prefixes_.KeepAnswer(&request->prompt, now);
+  requests_.Cancel(link, id);
 }
 
 // ---- admission -----------------------------------------------------------------------------------

@@ -66,6 +66,7 @@ class DecodeCore final : public StateWorkerCore {
  private:
   struct Request;
 
+  void OnCancel(LinkId link, const RequestId& id, absl::Time now);
   void OnStartDecode(LinkId link, const mesh::StartDecode& message, absl::Time now);
   absl::Status CheckStart(const mesh::StartDecode& message) const;
   absl::Status Admit(Request& request, absl::Time now);

@@ -70,7 +70,7 @@ class PrefixKeeper {
   // Has the engine stop at the block boundaries of the answer too.
   void WatchAnswer(KeptPrompt* prompt, SequenceSpec* spec);
   void Generated(KeptPrompt* prompt, std::span<const TokenId> tokens) const;
-  // The answer ended well: its end is likely to be continued.
+  // The answer ended, well or because its client had enough: its end is likely to be continued.
   void KeepAnswer(KeptPrompt* prompt, absl::Time now);
 
   // The time for what happens until the next call.

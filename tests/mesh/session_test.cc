@@ -178,6 +178,23 @@ TEST_P(MeshSessionTest, ANameBegunAnewNeverFallsBack) {
   EXPECT_EQ(*Ask(mesh, Call(SessionCall::Kind::kGet, "s")).tokens, *newest.tokens);
 }
 
+// An answer that the router cuts, because a stop string is complete or its client left, is continued from
+// where it stood as well.
+TEST_P(MeshSessionTest, ACutAnswersEndIsKept) {
+  TestMesh mesh(Options());
+  mesh.Start();
+  ClientRequest request = MakeRequest("cut", 100, 120, 4);
+  request.session = MakeSessionId("", "s");
+  request.cache.set_session(SessionNumber(request.session));
+  CHECK_OK(mesh.Submit(request));
+  ASSERT_TRUE(mesh.RunUntil([&] { return mesh.answer("cut").tokens.size() >= 40; }));
+  ASSERT_TRUE(mesh.router().CompleteClient("cut", 40, mesh.now()));
+  mesh.RunFor(absl::Milliseconds(300));
+  const Answer next = Turn(mesh, "s", 20, 9, 5);
+  EXPECT_EQ(next.usage.cached_tokens, 128);  // 64 without it: the prompt's tail
+  EXPECT_TRUE(mesh.RunUntil([&] { return mesh.AtBaseline(); }, absl::Seconds(1)));
+}
+
 TEST_P(MeshSessionTest, AWorkerLostWhileItSuspendsEndsTheCallAndNotTheSession) {
   TestMeshOptions options = Options();
   options.store_folder = folder_.path;
