@@ -42,6 +42,7 @@ struct DiskStoreOptions {
   StateIdentity identity;
   int64_t records_max = int64_t{1} << 16;
   int64_t records_bytes_max = int64_t{1} << 30;  // within bytes_max
+  double record_group_share = 1;                 // of both, for one group of records
   int64_t headers_per_scan = 4096;
   ReserveSpace reserve = ReserveOnDisk;
 };
@@ -68,10 +69,15 @@ class DiskStore {
   absl::StatusOr<int64_t> Read(const StateTarget& target, const std::function<bool()>& cancelled);
 
   // Disk. Replaces the record as a whole unless it `stays` (null: it does not): CheckReplaceable of
-  // record_file.h. RESOURCE_EXHAUSTED: there are too many.
+  // record_file.h. RESOURCE_EXHAUSTED: there are too many (CheckRecordRoom). `unsent` marks it for another
+  // tier, before it has its name: the mark outlives crashes.
   absl::Status PutRecord(std::string_view name, std::string_view content,
-                         const RecordStays& stays = nullptr);
+                         const RecordStays& stays = nullptr, bool unsent = false);
   absl::StatusOr<std::string> GetRecord(std::string_view name);
+  // Disk. Names of marked records, at most `most`; and takes the mark off one, unless its content is another
+  // than `sent` by now.
+  std::vector<std::string> Unsent(size_t most) const;
+  absl::Status MarkSent(std::string_view name, std::string_view sent);
 
   // For another tier: the files of a state, root first, and their bytes (disk).
   struct File {
@@ -113,7 +119,7 @@ class DiskStore {
   bool EvictOneState(std::span<const PrefixKey> keep, int64_t* used);
   absl::StatusOr<std::string> ReadRecordFile(std::string_view name) const;
   absl::Status WriteRecord(std::string_view name, const std::string& bytes,
-                           const RecordStays& stays);
+                           const RecordStays& stays, bool unsent);
   // Counts a refusal or another failure to read.
   void Count(const absl::Status& status, const std::string& name);
   // The same for a state, and removes what is damaged.

@@ -9,6 +9,11 @@ namespace deltamesh {
 namespace {
 
 constexpr std::string_view kRecordSuffix = ".record";
+constexpr std::string_view kMarkSuffix = ".unsent";  // an empty file beside the record
+
+std::string MarkOf(std::string_view record) {
+  return RecordFileName(record) + std::string(kMarkSuffix);
+}
 
 }  // namespace
 
@@ -18,21 +23,23 @@ std::string DiskStore::NameOf(std::string_view record) {
 
 absl::Status DiskStore::CheckRecordRoom(std::string_view name, int64_t bytes) const {
   ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, folder_->List());
-  int64_t held = 0, count = 0;
+  RecordRoom room{.records_max = options_.records_max,
+                  .bytes_max = std::min(options_.records_bytes_max, options_.bytes_max),
+                  .group_share = options_.record_group_share};
+  const std::string group = RecordFileName(RecordGroupOf(name));
   for (const FolderEntry& entry : entries) {
-    if (!entry.name.ends_with(kRecordSuffix) || entry.name == NameOf(name)) continue;
-    held += entry.bytes;
-    ++count;
+    if (!entry.name.ends_with(kRecordSuffix)) continue;
+    if (entry.name == NameOf(name)) {
+      room.replaced_bytes = entry.bytes;
+      continue;
+    }
+    ++room.records;
+    room.bytes += entry.bytes;
+    if (group.empty() || !entry.name.starts_with(group)) continue;
+    ++room.group_records;
+    room.group_bytes += entry.bytes;
   }
-  const int64_t most = std::min(options_.records_bytes_max, options_.bytes_max);
-  if (count < options_.records_max && held + bytes <= most) return absl::OkStatus();
-  return ResourceExhausted(
-      "record \"%s\" of %d bytes: the store holds %d other records of %d bytes, and may hold %d of "
-      "%d; "
-      "they are conversations and none is removed for it: remove the files *.record of those that "
-      "are "
-      "over, or raise --store-records and --store-gib",
-      name, bytes, count, held, options_.records_max, most);
+  return deltamesh::CheckRecordRoom(name, bytes, room);
 }
 
 absl::StatusOr<std::string> DiskStore::ReadRecordFile(std::string_view name) const {
@@ -41,20 +48,21 @@ absl::StatusOr<std::string> DiskStore::ReadRecordFile(std::string_view name) con
 }
 
 absl::Status DiskStore::WriteRecord(std::string_view name, const std::string& bytes,
-                                    const RecordStays& stays) {
+                                    const RecordStays& stays, bool unsent) {
   ASSIGN_OR_RETURN(const FolderLock lock, folder_->Lock());
   RETURN_IF_ERROR(CheckReplaceable(name, ReadRecordFile(name), stays));
   const auto size = static_cast<int64_t>(bytes.size());
   RETURN_IF_ERROR(CheckRecordRoom(name, size));
   ASSIGN_OR_RETURN(TemporaryFile file, MakeFile(size, {}));
   RETURN_IF_ERROR(file.Write({std::as_bytes(std::span(bytes))}));
+  if (unsent) RETURN_IF_ERROR(folder_->Mark(MarkOf(name)));
   return folder_->Commit(std::move(file), NameOf(name), clock_->Now()).status();
 }
 
 absl::Status DiskStore::PutRecord(std::string_view name, std::string_view content,
-                                  const RecordStays& stays) {
+                                  const RecordStays& stays, bool unsent) {
   RETURN_IF_ERROR(CheckRecord(name, content.size()));
-  const absl::Status status = WriteRecord(name, EncodeRecord(name, content), stays);
+  const absl::Status status = WriteRecord(name, EncodeRecord(name, content), stays, unsent);
   absl::MutexLock lock(&mu_);
   ++(status.ok() ? stats_.record_writes : stats_.write_failures);
   return status;
@@ -72,6 +80,28 @@ absl::StatusOr<std::string> DiskStore::GetRecord(std::string_view name) {
   absl::MutexLock lock(&mu_);
   ++stats_.record_reads;
   return content;
+}
+
+std::vector<std::string> DiskStore::Unsent(size_t most) const {
+  std::vector<std::string> names;
+  const absl::StatusOr<std::vector<FolderEntry>> entries = folder_->List();
+  if (!entries.ok()) return names;
+  for (const FolderEntry& entry : *entries) {
+    if (!entry.name.ends_with(kMarkSuffix)) continue;
+    std::string name = RecordNameOf(
+        std::string_view(entry.name).substr(0, entry.name.size() - kMarkSuffix.size()));
+    if (!name.empty()) names.push_back(std::move(name));
+    if (names.size() == most) break;
+  }
+  return names;
+}
+
+// Under the lock, so that nobody gives the record a new content between the look and the removal.
+absl::Status DiskStore::MarkSent(std::string_view name, std::string_view sent) {
+  ASSIGN_OR_RETURN(const FolderLock lock, folder_->Lock());
+  const absl::StatusOr<std::string> there = ReadRecordFile(name);
+  if (there.ok() ? *there != sent : !absl::IsNotFound(there.status())) return absl::OkStatus();
+  return folder_->Remove(MarkOf(name));
 }
 
 }  // namespace deltamesh

@@ -41,6 +41,7 @@ struct ObjectStatesOptions {
   StateIdentity identity;
   int64_t objects_max = int64_t{1} << 20;
   int64_t records_max = int64_t{1} << 16;
+  double record_group_share = 1;  // of both, for one group of records
 };
 
 class ObjectStates {
@@ -78,8 +79,12 @@ class ObjectStates {
 
   void Learn(const ObjectInfo& object) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status MakeRoom(int64_t bytes, std::span<const PrefixKey> keep);
-  absl::Status MakeRecordRoom(const std::string& object, int64_t bytes);
-  absl::StatusOr<std::string> ReadRecordObject(std::string_view name);
+  absl::Status MakeRecordRoom(std::string_view name, int64_t bytes);
+  absl::StatusOr<std::string> ReadRecordObject(std::string_view name,
+                                               std::string* version = nullptr);
+  // `raced`: another worker put one meanwhile.
+  absl::Status PutRecordOnce(std::string_view name, const std::string& encoded,
+                             const RecordStays& stays, bool* raced);
   absl::Status PutObject(const StoredState& state, ByteReader& bytes, const CancelCheck& cancelled);
   // Counts a refusal or another failure to read.
   void Count(const absl::Status& status, const std::string& name);

@@ -8,6 +8,7 @@
 namespace deltamesh {
 namespace {
 
+constexpr int kPutsMax = 3;  // of one record that others put at the same time
 constexpr int64_t kRecordObjectBytesMax = kRecordBytesMax + kRecordNameMax + 1024;
 
 std::string RecordObject(std::string_view name) {
@@ -16,47 +17,71 @@ std::string RecordObject(std::string_view name) {
 
 }  // namespace
 
-absl::Status ObjectStates::MakeRecordRoom(const std::string& object, int64_t bytes) {
+absl::Status ObjectStates::MakeRecordRoom(std::string_view name, int64_t bytes) {
+  const std::string object = RecordObject(name);
+  const std::string group = std::string(kRecordObjects) + RecordFileName(RecordGroupOf(name));
+  RecordRoom room{.records_max = options_.records_max,
+                  .bytes_max = options_.bytes_max,
+                  .group_share = options_.record_group_share};
   {
     absl::MutexLock lock(&mu_);
-    if (static_cast<int64_t>(records_.size()) >= options_.records_max &&
-        !records_.contains(object)) {
-      return ResourceExhausted(
-          "%s: the bucket holds %d records, all it may; they are conversations and none is removed "
-          "for "
-          "it: remove the objects of those that are over",
-          object, records_.size());
+    for (const auto& [other, record] : records_) {
+      if (other == object) {
+        room.replaced_bytes = record.bytes;
+        continue;
+      }
+      ++room.records;
+      room.bytes += record.bytes;
+      if (!other.starts_with(group)) continue;
+      ++room.group_records;
+      room.group_bytes += record.bytes;
     }
   }
+  RETURN_IF_ERROR(CheckRecordRoom(name, bytes, room));
   return MakeRoom(bytes, {});
 }
 
 // With one call, so that a record that is being replaced is the old or the new one, never some of both.
-absl::StatusOr<std::string> ObjectStates::ReadRecordObject(std::string_view name) {
+absl::StatusOr<std::string> ObjectStates::ReadRecordObject(std::string_view name,
+                                                           std::string* version) {
   ASSIGN_OR_RETURN(const std::string bytes,
-                   store_->Get(RecordObject(name), kRecordObjectBytesMax, nullptr));
+                   store_->Get(RecordObject(name), kRecordObjectBytesMax, nullptr, version));
   PiecesReader reader({std::as_bytes(std::span(bytes))});
   return ReadRecord(reader, name);
+}
+
+// Between the look and the put another worker may put a newer one: then what is there is looked at again.
+absl::Status ObjectStates::PutRecordOnce(std::string_view name, const std::string& encoded,
+                                         const RecordStays& stays, bool* raced) {
+  std::string version;
+  const absl::StatusOr<std::string> there = ReadRecordObject(name, &version);
+  RETURN_IF_ERROR(CheckReplaceable(name, there, stays));
+  PiecesReader bytes({std::as_bytes(std::span(encoded))});
+  RETURN_IF_ERROR(MakeRecordRoom(name, bytes.size()));
+  const absl::Status put = absl::IsNotFound(there.status()) || !version.empty()
+                               ? store_->PutIf(RecordObject(name), bytes, version, nullptr)
+                               : store_->Put(RecordObject(name), bytes, nullptr);
+  *raced = absl::IsAborted(put);
+  return *raced ? Unavailable("%s", MessageOf(put)) : put;
 }
 
 absl::Status ObjectStates::PutRecord(std::string_view name, std::string_view content,
                                      const RecordStays& stays) {
   RETURN_IF_ERROR(CheckRecord(name, content.size()));
-  const std::string object = RecordObject(name), encoded = EncodeRecord(name, content);
-  const auto put = [&]() -> absl::Status {
-    PiecesReader bytes({std::as_bytes(std::span(encoded))});
-    RETURN_IF_ERROR(CheckReplaceable(name, ReadRecordObject(name), stays));
-    RETURN_IF_ERROR(MakeRecordRoom(object, bytes.size()));
-    return store_->Put(object, bytes, nullptr);
-  };
-  const absl::Status status = put();
+  const std::string encoded = EncodeRecord(name, content);
+  absl::Status status;
+  bool raced = true;
+  for (int tries = 0; tries < kPutsMax && raced; ++tries) {
+    raced = false;
+    status = PutRecordOnce(name, encoded, stays, &raced);
+  }
   absl::MutexLock lock(&mu_);
   if (!status.ok()) {
     ++stats_.write_failures;
     return status;
   }
   ++stats_.record_writes;
-  Learn({object, static_cast<int64_t>(encoded.size()), clock_->Now()});
+  Learn({RecordObject(name), static_cast<int64_t>(encoded.size()), clock_->Now()});
   return absl::OkStatus();
 }
 

@@ -30,9 +30,15 @@ class ObjectStore {
 
   virtual absl::Status Put(const std::string& name, ByteReader& body,
                            const CancelCheck& cancelled) = 0;
-  // All of it, as it was at one time; RESOURCE_EXHAUSTED beyond `bytes_max`.
+  // The same, if what has the name is still what Get told the version of ("": nothing has it); else ABORTED.
+  // A store that cannot tell puts it all the same.
+  virtual absl::Status PutIf(const std::string& name, ByteReader& body, const std::string& version,
+                             const CancelCheck& cancelled) = 0;
+  // All of it, as it was at one time; RESOURCE_EXHAUSTED beyond `bytes_max`. `version` (may be null) tells it
+  // from what is put later, "" when that is not known.
   virtual absl::StatusOr<std::string> Get(const std::string& name, int64_t bytes_max,
-                                          const CancelCheck& cancelled) = 0;
+                                          const CancelCheck& cancelled,
+                                          std::string* version = nullptr) = 0;
   // `bytes`: its size if that is known, else -1. The reader asks for ranges, of whatever has the name by
   // then; it must not outlive this.
   virtual absl::StatusOr<std::unique_ptr<ByteReader>> Open(const std::string& name, int64_t bytes,

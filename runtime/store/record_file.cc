@@ -1,5 +1,6 @@
 #include "runtime/store/record_file.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstring>
 #include <vector>
@@ -78,6 +79,41 @@ std::string RecordNameOf(std::string_view file_name) {
     i += 2;
   }
   return out;
+}
+
+std::string_view RecordGroupOf(std::string_view name) {
+  const size_t dash = name.rfind('-');
+  return dash == std::string_view::npos ? std::string_view() : name.substr(0, dash + 1);
+}
+
+absl::Status CheckRecordRoom(std::string_view name, int64_t bytes, const RecordRoom& room) {
+  const auto share = [&room](int64_t of) {
+    return std::max<int64_t>(1, static_cast<int64_t>(room.group_share * static_cast<double>(of)));
+  };
+  const bool adds = room.replaced_bytes<0, grows = bytes> room.replaced_bytes;
+  constexpr char kNone[] = "they are conversations and none is removed for it";
+  if ((adds && room.records >= room.records_max) ||
+      (grows && room.bytes + bytes > room.bytes_max)) {
+    return ResourceExhausted(
+        "record \"%s\" of %d bytes: the store holds %d other records of %d bytes, and may hold %d "
+        "of "
+        "%d; %s: remove the files *.record of those that are over, or raise --store-records and "
+        "--store-gib",
+        name, bytes, room.records, room.bytes, room.records_max, room.bytes_max, kNone);
+  }
+  const std::string_view group = RecordGroupOf(name);
+  if (group.empty()) return absl::OkStatus();
+  if ((adds && room.group_records >= share(room.records_max)) ||
+      (grows && room.group_bytes + bytes > share(room.bytes_max))) {
+    return ResourceExhausted(
+        "record \"%s\" of %d bytes: its tenant has %d other records of %d bytes here, and may have "
+        "%d "
+        "of %d; %s: remove the files %s*.record of those that are over, or raise "
+        "--store-tenant-share",
+        name, bytes, room.group_records, room.group_bytes, share(room.records_max),
+        share(room.bytes_max), kNone, group);
+  }
+  return absl::OkStatus();
 }
 
 std::string EncodeRecord(std::string_view name, std::string_view content) {

@@ -31,6 +31,22 @@ std::string RecordFileName(std::string_view name);
 // The name whose RecordFileName this is; empty when there is none.
 std::string RecordNameOf(std::string_view file_name);
 
+// Records whose names agree up to and with their last '-' are one group's, which may have a share of a store;
+// empty: of none.
+std::string_view RecordGroupOf(std::string_view name);
+
+// What a group, or all records, hold and may hold, and what is about to be put.
+struct RecordRoom {
+  int64_t records = 0, bytes = 0;              // but for the one that is replaced
+  int64_t group_records = 0, group_bytes = 0;  // of them
+  int64_t replaced_bytes = -1;                 // -1: none is
+  int64_t records_max = 0, bytes_max = 0;
+  double group_share = 1;
+};
+// RESOURCE_EXHAUSTED with what to do. One that is replaced by no larger one always fits: whatever the bounds
+// were made, a session's record can follow it.
+absl::Status CheckRecordRoom(std::string_view name, int64_t bytes, const RecordRoom& room);
+
 std::string EncodeRecord(std::string_view name, std::string_view content);
 // Refuses by name what is not the record `name`.
 absl::StatusOr<std::string> ReadRecord(ByteReader& reader, std::string_view name);

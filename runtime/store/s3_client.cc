@@ -58,6 +58,8 @@ absl::Status StatusOfAnswer(long code, const std::string& text, const std::strin
     return FailedPrecondition(
         "%s: %s; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION", doing, why);
   }
+  if (code == 409 || code == 412) return Aborted("%s: answer %d, %s", doing, code, why);
+  if (code == 501) return absl::UnimplementedError(absl::StrFormat("%s: %s", doing, why));
   if (WorthARetry(code)) return Unavailable("%s: answer %d, %s", doing, code, why);
   return Internal("%s: answer %d, %s", doing, code, why);
 }
@@ -118,6 +120,7 @@ struct S3Client::Call {
   int64_t range_begin = -1, range_end = -1;         // of a GET, the end excluded
   std::span<const std::span<std::byte>> into = {};  // where a range goes; else the answer is text
   size_t text_max = kTextMax;                       // bytes of it
+  std::string condition;                            // of a PUT: a header
 
   // While it runs.
   int64_t sent = 0;
@@ -142,6 +145,7 @@ struct S3Client::Reply {
   long code = 0;
   std::string text;
   int64_t length = -1;  // Content-Length
+  std::string etag;
 };
 
 namespace {
@@ -242,6 +246,7 @@ S3Client::Headers S3Client::Prepare(Call& call) {
     headers =
         curl_slist_append(headers, ("x-amz-security-token: " + options_.session_token).c_str());
   }
+  if (!call.condition.empty()) headers = curl_slist_append(headers, call.condition.c_str());
   switch (call.method) {
     case Call::kGet:
       if (call.range_begin >= 0) {
@@ -301,6 +306,10 @@ absl::StatusOr<S3Client::Reply> S3Client::Try(Call& call, const CancelCheck& can
   curl_easy_getinfo(curl_, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &length);
   reply.length = length;
   reply.text = std::move(call.text);
+  curl_header* etag = nullptr;
+  if (curl_easy_header(curl_, "ETag", 0, CURLH_HEADER, -1, &etag) == CURLHE_OK) {
+    reply.etag = etag->value;
+  }
   if (reply.code / 100 != 2) return StatusOfAnswer(reply.code, reply.text, call.doing);
   return reply;
 }
@@ -370,6 +379,19 @@ class S3Client::Reader final : public ByteReader {
 
 absl::Status S3Client::Put(const std::string& name, ByteReader& body,
                            const CancelCheck& cancelled) {
+  return PutWhen(name, body, "", cancelled);
+}
+
+absl::Status S3Client::PutIf(const std::string& name, ByteReader& body, const std::string& version,
+                             const CancelCheck& cancelled) {
+  const absl::Status status =
+      PutWhen(name, body, version.empty() ? "If-None-Match: *" : "If-Match: " + version, cancelled);
+  // Servers of before such conditions say so, or ignore them.
+  return absl::IsUnimplemented(status) ? PutWhen(name, body, "", cancelled) : status;
+}
+
+absl::Status S3Client::PutWhen(const std::string& name, ByteReader& body, std::string condition,
+                               const CancelCheck& cancelled) {
   if (body.size() > options_.object_bytes_max) {
     return ResourceExhausted("put %s: %d bytes; an object has at most %d", name, body.size(),
                              options_.object_bytes_max);
@@ -379,17 +401,19 @@ absl::Status S3Client::Put(const std::string& name, ByteReader& body,
   call.url = UrlOf(name);
   call.doing = "put " + name;
   call.body = &body;
+  call.condition = std::move(condition);
   return Do(call, cancelled).status();
 }
 
 absl::StatusOr<std::string> S3Client::Get(const std::string& name, int64_t bytes_max,
-                                          const CancelCheck& cancelled) {
+                                          const CancelCheck& cancelled, std::string* version) {
   Call call;
   call.method = Call::kGet;
   call.url = UrlOf(name);
   call.doing = "get " + name;
   call.text_max = static_cast<size_t>(bytes_max);
   ASSIGN_OR_RETURN(Reply reply, Do(call, cancelled));
+  if (version != nullptr) *version = reply.etag;
   return std::move(reply.text);
 }
 

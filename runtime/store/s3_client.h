@@ -52,8 +52,11 @@ class S3Client final : public ObjectStore {
 
   absl::Status Put(const std::string& name, ByteReader& body,
                    const CancelCheck& cancelled) override;
+  absl::Status PutIf(const std::string& name, ByteReader& body, const std::string& version,
+                     const CancelCheck& cancelled) override;
   absl::StatusOr<std::string> Get(const std::string& name, int64_t bytes_max,
-                                  const CancelCheck& cancelled) override;
+                                  const CancelCheck& cancelled,
+                                  std::string* version = nullptr) override;
   absl::StatusOr<std::unique_ptr<ByteReader>> Open(const std::string& name, int64_t bytes,
                                                    const CancelCheck& cancelled) override;
   absl::StatusOr<std::vector<ObjectInfo>> List(const std::string& prefix, int64_t most,
@@ -70,6 +73,8 @@ class S3Client final : public ObjectStore {
 
   S3Client(S3Options options, const Clock* clock, CURL* curl)
       : options_(std::move(options)), clock_(clock), curl_(curl) {}
+  absl::Status PutWhen(const std::string& name, ByteReader& body, std::string condition,
+                       const CancelCheck& cancelled);
   // Retries; the reply of the last try. NOT_FOUND and other refusals come as a status.
   absl::StatusOr<Reply> Do(Call& call, const CancelCheck& cancelled);
   // Sets the handle up for a call; the headers must live until it ends.

@@ -178,6 +178,14 @@ absl::StatusOr<FolderEntry> StoreFolder::Commit(TemporaryFile file, const std::s
   return EntryOf(name, found);
 }
 
+absl::Status StoreFolder::Mark(const std::string& name) const {
+  const std::string path = PathOf(name);
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kFileMode);
+  if (fd < 0) return ErrnoStatus(errno, "make " + path);
+  close(fd);
+  return absl::OkStatus();
+}
+
 bool StoreFolder::IsTemporary(const std::string& name) { return name.starts_with(kTemporary); }
 
 int64_t StoreFolder::SweepLeftovers() const {

@@ -85,6 +85,8 @@ class StoreFolder {
   // Under the lock: gives it its name, in place of what had it. Used now.
   absl::StatusOr<FolderEntry> Commit(TemporaryFile file, const std::string& name,
                                      absl::Time now) const;
+  // Under the lock: makes an empty file that is on the disk once what is committed next is.
+  absl::Status Mark(const std::string& name) const;
   // Under the lock: removes what crashed writers left; how many files.
   int64_t SweepLeftovers() const;
 

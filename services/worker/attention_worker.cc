@@ -43,6 +43,12 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
   positive("--store-gib", &f->store_gib, "GiB (2^30 bytes) that the folder may hold");
   bound("--store-records", &f->store_records,
         "records of suspended sessions that the folder may hold; further ones are refused");
+  app->add_option(
+         "--store-tenant-share", f->store_tenant_share,
+         "share (0 to 1) of the records of suspended sessions, and of their bytes, that one "
+         "tenant (cache salt) may have in a store")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   positive("--store-after-seconds", &f->store_after_seconds,
            "seconds that a state rests in memory until it is written");
   app->add_option(
@@ -121,6 +127,7 @@ absl::StatusOr<std::unique_ptr<StateTier>> MakeTier(const AttentionFlags& flags,
     options.folder = flags.store_dir;
     options.bytes_max = BytesOfGib(flags.store_gib);
     options.records_max = flags.store_records;
+    options.record_group_share = flags.store_tenant_share;
     options.identity = identity;
     ASSIGN_OR_RETURN(disk, DiskStore::Open(options, clock));
   }
@@ -130,6 +137,7 @@ absl::StatusOr<std::unique_ptr<StateTier>> MakeTier(const AttentionFlags& flags,
     ASSIGN_OR_RETURN(std::unique_ptr<S3Client> client, S3Client::Create(s3, clock));
     ObjectStatesOptions options;
     options.bytes_max = BytesOfGib(flags.store_s3_gib);
+    options.record_group_share = flags.store_tenant_share;
     options.identity = identity;
     objects = std::make_unique<ObjectStates>(options, std::move(client), clock);
   }

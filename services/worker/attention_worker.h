@@ -39,6 +39,7 @@ struct AttentionFlags {
   std::string store_dir;
   double store_gib = 64;            // of the folder, all processes that share it together
   int64_t store_records = 65536;    // suspended sessions in it
+  double store_tenant_share = 0.5;  // of them and their bytes, in either store, for one tenant
   double store_after_seconds = 30;  // at rest, until written
   std::string store_s3;
   double store_s3_gib = 1024;

@@ -1,5 +1,6 @@
 #include "services/worker/session_desk.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -18,7 +19,9 @@ std::string BytesOf(const PrefixKey& key) {
 }  // namespace
 
 std::string SessionRecordName(const std::string& id) {
-  return "session-" + absl::BytesToHexString(id);
+  constexpr size_t kTenantBytes = 8;
+  return absl::StrFormat("session-%s-%s", absl::BytesToHexString(id.substr(0, kTenantBytes)),
+                         absl::BytesToHexString(id.substr(std::min(kTenantBytes, id.size()))));
 }
 
 SessionDesk::SessionDesk(SessionStore* store, WorkerLinks* links)

@@ -63,7 +63,8 @@ class SessionDesk {
   uint64_t suspended_ = 0, recorded_ = 0, loaded_ = 0, read_ = 0, failed_ = 0, late_ = 0;
 };
 
-// "session-" and the id as hexadecimal digits: what a session's record is called in a store.
+// "session-", the id's first 8 bytes (its tenant's) as hexadecimal digits, "-", and the others: what a
+// session's record is called in a store, where those of a tenant are a group (record_file.h).
 std::string SessionRecordName(const std::string& id);
 
 }  // namespace deltamesh

@@ -121,6 +121,7 @@ void StateTier::Scan(absl::Time now) {
   }
   if (objects_ != nullptr && !listing_ && now >= list_at_) {
     listing_ = true;
+    FindUnsent();
     object_queue_->PushUrgent(0, [this]() -> IoQueue::Finish {
       const absl::Status listed = objects_->List();
       if (!listed.ok()) LogWarning("store.list", {{"error", listed.ToString()}});

@@ -12,8 +12,14 @@
 //   disk, object store -> memory    for a prompt, when that is quicker than computing; for a session
 //
 // Records of sessions go to the disk, so that they are safe, and to the object store, where every worker
-// finds them; one that could not be sent is sent later. The newest counts, and an older one replaces none.
-// While the object store does not answer, the disk's is taken for the newest.
+// finds them. The newest counts, and an older one replaces none. One that is on disk only is marked there
+// until it is sent, so that a crash at any point leaves the old record or the new one in each tier and the
+// mark with it: after a restart it is sent. Each record is one file and one object, put as a whole.
+//
+// What this cannot do: a machine that is lost for good takes what it had not sent with it, and the object
+// store's older record is the newest there is then. Until its worker is back, routers that still remember the
+// session go on from what was said; others are not told, since nobody is left who knows. States are only ever
+// lost with it, never rolled back: their names are what they hold.
 //
 // Belongs to the thread that owns the engine, like PrefixCache.
 #pragma once
@@ -180,6 +186,9 @@ class StateTier final : public SessionStore {
   void EndGetRecord(uint64_t ticket, const std::string& name, Contents contents);
   // The disk's is to be in the object store too.
   void SendLater(const std::string& name);
+  void Sent(const std::string& name, std::string_view content, const absl::Status& status);
+  // Takes up what was marked, here or by a process that is gone.
+  void FindUnsent();
   void SendRecords(absl::Time now);
 
   void Scan(absl::Time now);
@@ -197,6 +206,8 @@ class StateTier final : public SessionStore {
   bool scanning_ = false, listing_ = false, uploading_ = false, sending_ = false;
   // Names of records whose newest content may be on disk only; and when to try again.
   std::set<std::string> unsent_;
+  std::set<std::string>
+      unsendable_;  // damaged, or refused for good: not tried again until written anew
   absl::Time send_at_ = absl::InfinitePast();
   absl::flat_hash_set<PrefixKey> writing_;
   absl::flat_hash_map<PrefixKey, std::shared_ptr<Reading>> loading_;

@@ -59,7 +59,9 @@ void StateTier::PutRecord(uint64_t ticket, const std::string& name, std::string 
   const auto to_objects = [this, name, text, bytes, stays, answer](const absl::Status& on_disk) {
     if (objects_ == nullptr || absl::IsAborted(on_disk)) return answer(on_disk, "disk");
     object_queue_->PushUrgent(bytes, [=, this]() -> IoQueue::Finish {
-      return [this, name, answer, on_disk, status = objects_->PutRecord(name, *text, stays)] {
+      const absl::Status sent = objects_->PutRecord(name, *text, stays);
+      if (on_disk.ok()) Sent(name, *text, sent);
+      return [this, name, answer, on_disk, status = sent] {
         if (status.ok() || absl::IsAborted(status) || !on_disk.ok()) {
           return answer(status, "object store");
         }
@@ -71,7 +73,11 @@ void StateTier::PutRecord(uint64_t ticket, const std::string& name, std::string 
   };
   if (disk_ == nullptr) return to_objects(Unavailable("there is no disk"));
   disk_queue_->PushUrgent(bytes, [this, name, text, stays, to_objects]() -> IoQueue::Finish {
-    return [to_objects, status = disk_->PutRecord(name, *text, stays)] { to_objects(status); };
+    return [this, name, to_objects,
+            status = disk_->PutRecord(name, *text, stays, /*unsent=*/objects_ != nullptr)] {
+      unsendable_.erase(name);
+      to_objects(status);
+    };
   });
 }
 
@@ -115,7 +121,25 @@ void StateTier::EndGetRecord(uint64_t ticket, const std::string& name, Contents 
 }
 
 void StateTier::SendLater(const std::string& name) {
-  if (unsent_.size() < kUnsentMax) unsent_.insert(name);
+  if (unsent_.size() < kUnsentMax && !unsendable_.contains(name)) unsent_.insert(name);
+}
+
+// On any thread: the object store has it now, or a newer one.
+void StateTier::Sent(const std::string& name, std::string_view content,
+                     const absl::Status& status) {
+  if (!status.ok() && !absl::IsAborted(status)) return;
+  const absl::Status marked = disk_->MarkSent(name, content);
+  // Left as it is, it is sent once more, to no effect.
+  if (!marked.ok()) LogWarning("store.record", {{"record", name}, {"error", marked.ToString()}});
+}
+
+void StateTier::FindUnsent() {
+  if (disk_ == nullptr || objects_ == nullptr) return;
+  disk_queue_->PushUrgent(0, [this]() -> IoQueue::Finish {
+    return [this, names = disk_->Unsent(kUnsentMax)] {
+      for (const std::string& name : names) SendLater(name);
+    };
+  });
 }
 
 void StateTier::SendRecords(absl::Time now) {
@@ -125,8 +149,12 @@ void StateTier::SendRecords(absl::Time now) {
   sending_ = true;
   object_queue_->PushUrgent(0, [this, name = *unsent_.begin()]() -> IoQueue::Finish {
     const auto send = [&]() -> absl::Status {
-      ASSIGN_OR_RETURN(const std::string content, disk_->GetRecord(name));
-      return objects_->PutRecord(name, content, NewerThan(StampOf(content)));
+      const absl::StatusOr<std::string> content = disk_->GetRecord(name);
+      if (absl::IsNotFound(content.status())) return disk_->MarkSent(name, "");
+      RETURN_IF_ERROR(content.status());
+      const absl::Status put = objects_->PutRecord(name, *content, NewerThan(StampOf(*content)));
+      Sent(name, *content, put);
+      return put;
     };
     return [this, name, status = send()] {
       sending_ = false;
@@ -138,6 +166,7 @@ void StateTier::SendRecords(absl::Time now) {
       }
       if (!status.ok() && !absl::IsAborted(status)) {
         LogWarning("store.record", {{"record", name}, {"error", status.ToString()}});
+        if (unsendable_.size() < kUnsentMax) unsendable_.insert(name);
       }
       unsent_.erase(name);
     };

@@ -6,6 +6,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/store/record_file.h"
 
 namespace deltamesh {
 namespace {
@@ -118,7 +119,9 @@ TEST_F(SessionDeskTest, SuspendingWritesTheStateThenTheRecord) {
   EXPECT_EQ(Asked(), "1 put;");
   mesh::SessionRecord record;
   const std::string name = SessionRecordName(std::string(32, 's'));
-  EXPECT_EQ(name.size(), 72u);
+  // A tenant's records are a group of the store.
+  EXPECT_EQ(RecordGroupOf(name), "session-7373737373737373-");
+  EXPECT_EQ(name.size(), 73u);
   ASSERT_TRUE(record.ParseFromString(store.records.at(name)));
   EXPECT_EQ(record.position(), 128u);
   EXPECT_EQ(record.key().size(), 16u);

@@ -434,6 +434,11 @@ TEST(SessionIdTest, SaltAndNameAreBothInIt) {
   EXPECT_NE(Id("s", "t"), Id("s"));
   EXPECT_NE(Id("ab", "c"), Id("b", "ca"));
   EXPECT_NE(SessionNumber(Id("s")), 0u);
+  // Stores tell by its beginning whose it is; hints do not.
+  EXPECT_EQ(Id("s", "t").substr(0, kSessionTenantBytes),
+            Id("r", "t").substr(0, kSessionTenantBytes));
+  EXPECT_NE(Id("s", "t").substr(0, kSessionTenantBytes), Id("s").substr(0, kSessionTenantBytes));
+  EXPECT_NE(SessionNumber(Id("s", "t")), SessionNumber(Id("r", "t")));
 }
 
 }  // namespace

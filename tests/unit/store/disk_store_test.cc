@@ -1,6 +1,7 @@
 // One process and its folder: what is found again, what is refused, what makes room.
 #include "runtime/store/disk_store.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -271,6 +272,58 @@ TEST_F(DiskStoreTest, LeftoversOfACrashAreSweptAndThoseOfTheLivingAreNot) {
     EXPECT_TRUE(fs::exists(living->path()));
   }
   EXPECT_EQ(FolderBytes(), 0);
+}
+
+// Names that agree up to their last '-' are one tenant's, which has a share of what all may have.
+TEST_F(DiskStoreTest, ATenantHasAShareOfTheRecords) {
+  DiskStoreOptions options;
+  options.folder = folder_.path + "/shares";
+  options.bytes_max = 1 << 20;
+  options.records_max = 8;
+  options.records_bytes_max = 4000;
+  options.record_group_share = 0.25;
+  auto store = *DiskStore::Open(options, &clock_);
+  EXPECT_TRUE(store->PutRecord("session-aa-1", "x").ok());
+  EXPECT_TRUE(store->PutRecord("session-aa-2", "x").ok());
+  const absl::Status full = store->PutRecord("session-aa-3", "x");
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(full.message()), ::testing::HasSubstr("--store-tenant-share"));
+  EXPECT_THAT(std::string(full.message()), ::testing::HasSubstr("session-aa-*.record"));
+  // Those that are there may change, within the share of bytes.
+  EXPECT_TRUE(store->PutRecord("session-aa-2", std::string(800, 'y')).ok());
+  EXPECT_EQ(store->PutRecord("session-aa-1", std::string(300, 'y')).code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(store->PutRecord("session-aa-2", "z").ok());
+  // Others have theirs, until all of it is used.
+  for (const char* tenant : {"bb", "cc", "dd"}) {
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_TRUE(store->PutRecord(absl::StrFormat("session-%s-%d", tenant, i), "x").ok());
+    }
+  }
+  EXPECT_THAT(std::string(store->PutRecord("session-ee-1", "x").message()),
+              ::testing::HasSubstr("--store-records"));
+  // What was lowered since keeps no record from following its session.
+  options.records_max = 1;
+  options.records_bytes_max = 10;
+  store = *DiskStore::Open(options, &clock_);
+  EXPECT_TRUE(store->PutRecord("session-aa-1", "w").ok());
+  EXPECT_EQ(*store->GetRecord("session-aa-1"), "w");
+}
+
+// Before a record has its name it is marked, until what it says was sent.
+TEST_F(DiskStoreTest, MarksOfUnsentRecordsOutliveTheProcess) {
+  auto store = OpenStore();
+  EXPECT_TRUE(store->PutRecord("a/b", "one", nullptr, /*unsent=*/true).ok());
+  EXPECT_TRUE(store->PutRecord("c", "one").ok());
+  store = OpenStore();
+  EXPECT_THAT(store->Unsent(10), ::testing::ElementsAre("a/b"));
+  EXPECT_EQ(*store->GetRecord("a/b"), "one");
+  EXPECT_TRUE(OpenStore()->PutRecord("a/b", "two", nullptr, /*unsent=*/true).ok());
+  EXPECT_TRUE(store->MarkSent("a/b", "one").ok());  // another process was quicker
+  EXPECT_EQ(store->Unsent(10).size(), 1u);
+  EXPECT_TRUE(store->MarkSent("a/b", "two").ok());
+  EXPECT_TRUE(store->Unsent(10).empty());
+  EXPECT_EQ(*store->GetRecord("a/b"), "two");
 }
 
 TEST_F(DiskStoreTest, RecordsAreReplacedAndNeverRemoved) {

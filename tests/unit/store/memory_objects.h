@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "runtime/base/status.h"
 #include "runtime/store/object_store.h"
@@ -16,6 +18,7 @@ struct MemoryBucket {
   std::string refuses;  // calls of names that begin so; "": all, with `down`
   bool down = false;
   int64_t calls = 0;
+  std::function<void()> before_put_if;  // once: what another worker does just then
 };
 
 class MemoryObjects final : public ObjectStore {
@@ -29,10 +32,20 @@ class MemoryObjects final : public ObjectStore {
     bucket_->objects[name] = std::move(bytes);
     return absl::OkStatus();
   }
-  absl::StatusOr<std::string> Get(const std::string& name, int64_t, const CancelCheck&) override {
+  // A version is the content.
+  absl::Status PutIf(const std::string& name, ByteReader& body, const std::string& version,
+                     const CancelCheck& cancelled) override {
+    if (bucket_->before_put_if) std::exchange(bucket_->before_put_if, nullptr)();
+    const auto found = bucket_->objects.find(name);
+    const bool same = found == bucket_->objects.end() ? version.empty() : found->second == version;
+    return same ? Put(name, body, cancelled) : absl::AbortedError("put " + name + ": answer 412");
+  }
+  absl::StatusOr<std::string> Get(const std::string& name, int64_t, const CancelCheck&,
+                                  std::string* version = nullptr) override {
     RETURN_IF_ERROR(Asked(name));
     const auto found = bucket_->objects.find(name);
     if (found == bucket_->objects.end()) return NotFound("get %s", name);
+    if (version != nullptr) *version = found->second;
     return found->second;
   }
   absl::StatusOr<std::unique_ptr<ByteReader>> Open(const std::string& name, int64_t,

@@ -23,7 +23,7 @@ using testing::TestState;
 using testing::TestTarget;
 using testing::TinyIdentity;
 
-const std::string kX = "x";
+const std::string kX = "x", kY = "y";
 
 class ObjectStatesTest : public ::testing::Test {
  protected:
@@ -273,6 +273,24 @@ TEST_F(ObjectStatesTest, RecordsAreEveryWorkers) {
   EXPECT_EQ(client->List("records/", 10, nullptr)->size(), 3u);
   EXPECT_TRUE(one->PutRecord("1", "again").ok());
   EXPECT_EQ(*other->GetRecord("1"), "again");
+}
+
+// What a put expects to replace is said to the server.
+TEST_F(ObjectStatesTest, PutsReplaceOnlyWhatTheyExpect) {
+  auto client = Client(Options());
+  PiecesReader one = Bytes(kX);
+  EXPECT_TRUE(client->PutIf("records/one", one, "", nullptr).ok());
+  std::string version;
+  const auto content = client->Get("records/one", 1000, nullptr, &version);
+  ASSERT_TRUE(content.ok()) << content.status();
+  EXPECT_FALSE(version.empty());
+  EXPECT_EQ(client->PutIf("records/one", one, "", nullptr).code(), absl::StatusCode::kAborted);
+  PiecesReader two = Bytes(kY);
+  EXPECT_TRUE(client->PutIf("records/one", two, version, nullptr).ok());
+  EXPECT_EQ(client->PutIf("records/one", one, version, nullptr).code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(*client->Get("records/one", 1000, nullptr), kY);
+  EXPECT_EQ(client->Get("records/two", 1000, nullptr, &version).status().code(),
+            absl::StatusCode::kNotFound);
 }
 
 // Nobody waits long for a server that is down, and it is asked again later.

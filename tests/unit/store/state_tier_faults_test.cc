@@ -67,6 +67,46 @@ TEST_F(StateTierFaultsTest, AnOlderRecordInTheBucketDoesNotHideANewerOneOnDisk) 
   EXPECT_EQ(StampOf(Get(*t)), 30u);
 }
 
+// The process ends before it could send the record: the next one on the machine does.
+TEST_F(StateTierFaultsTest, WhatWasNotSentIsSentAfterARestart) {
+  {
+    auto t = Engine("one");
+    EXPECT_EQ(Put(*t, 10).tier, "object store");
+    bucket_.down = true;
+    bucket_.refuses = "records/";
+    EXPECT_EQ(Put(*t, 20).tier, "disk");
+  }
+  bucket_.down = false;
+  EXPECT_EQ(StampOf(Get(*Engine("other"))), 10u);  // the machine with the newer one is away
+  {
+    auto t = Engine("one");
+    t->Settle(absl::Seconds(2));
+    t->Settle(absl::Seconds(2));
+  }
+  EXPECT_EQ(StampOf(Get(*Engine("other"))), 20u);
+  // Once: nothing is marked any more.
+  bucket_.objects.erase("records/s");
+  auto t = Engine("one");
+  t->Settle(absl::Seconds(2));
+  t->Settle(absl::Seconds(2));
+  EXPECT_EQ(bucket_.objects.count("records/s"), 0u);
+}
+
+// Two workers put a record at once: whoever comes last looks at what is there by then.
+TEST_F(StateTierFaultsTest, ANewerRecordThatComesMeanwhileStays) {
+  auto t = Engine(nullptr), other = Engine(nullptr);
+  for (const uint64_t before : {uint64_t{0}, uint64_t{10}}) {
+    if (before > 0) EXPECT_TRUE(Put(*t, before).status.ok());
+    bucket_.before_put_if = [&] { EXPECT_TRUE(Put(*other, before + 9).status.ok()); };
+    EXPECT_EQ(Put(*t, before + 5).status.code(), absl::StatusCode::kAborted);
+    EXPECT_EQ(StampOf(Get(*t)), before + 9);
+    bucket_.before_put_if = [&] { EXPECT_TRUE(Put(*other, before + 10).status.ok()); };
+    EXPECT_TRUE(Put(*t, before + 15).status.ok());
+    EXPECT_EQ(StampOf(Get(*other)), before + 15);
+    bucket_.objects.clear();
+  }
+}
+
 TEST_F(StateTierFaultsTest, AnOlderRecordReplacesNone) {
   auto t = Engine("one"), other = Engine("other");
   EXPECT_TRUE(Put(*t, 20).status.ok());
