@@ -124,6 +124,29 @@ class DrainTest(unittest.TestCase):
         self.assertEqual(running[2].error[0], 503)
         wait_until(self.mesh.idle, 5, "pools back to baseline")
 
+    def test_inputs_that_are_being_read_at_the_end_harm_nobody(self):
+        """Large inputs are on their way through the pool when the router is told to end at once."""
+        body = {"messages": [{"role": "user", "content": "The quick brown fox. " * 20000}], "max_tokens": 1}
+        for wait in (0.05, 0.2):
+            self.start("--drain-seconds=0.01", "--encode-threads=2")
+            ports, ended = self.mesh.router.ports(), []
+
+            def ask(at=ports["http"], answers=ended):
+                try:
+                    answers.append(post_json(at, "/v1/chat/completions", body)[0])
+                except (OSError, urllib.error.URLError) as e:
+                    answers.append(str(e))
+            clients = [threading.Thread(target=ask) for _ in range(8)]
+            for c in clients:
+                c.start()
+            time.sleep(wait)
+            self.mesh.router.child.send_signal(signal.SIGTERM)
+            self.assertEqual(self.mesh.router.child.wait(30), 0, self.mesh.router.tail())
+            for c in clients:
+                c.join(30)
+            self.assertEqual(len(ended), 8)
+            self.mesh.close()
+
     def test_idle_ends_at_once(self):
         self.start()
         begin = time.monotonic()

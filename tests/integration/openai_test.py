@@ -64,6 +64,18 @@ class OpenAiTest(unittest.TestCase):
         self.assertIn("OK", run.stderr)
         wait_until(self.mesh.idle, 1.5, "what the client left early is free again")
 
+    def test_the_openai_package_honours_retry_after(self):
+        mesh = Mesh(os.path.join(GOLDEN, MODEL), router_flags=["--live-requests=1", "--waiting-requests=1"],
+                    worker_flags=["--slabs=8", "--latent-blocks=128", "--context-tokens=1024"])
+        self.addCleanup(mesh.close)
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "OPENAI"))}
+        environment.update(DELTAMESH_BASE_URL=f"http://{mesh.http()}/v1", DELTAMESH_MODEL=MODEL,
+                           PYTHONDONTWRITEBYTECODE="1")
+        run = subprocess.run([client_python(), os.path.join(HERE, "openai_retries.py"), "-v"],
+                             env=environment, timeout=120, capture_output=True, text=True)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("OK", run.stderr)
+
     def test_curl_streams(self):
         run = subprocess.run(
             ["curl", "-sN", "--max-time", "30", f"http://{self.mesh.http()}/v1/chat/completions",
