@@ -352,32 +352,56 @@ int64_t Membership::Count(mesh::Role role) const {
                        [role](const auto& w) { return w.second.registration.role() == role; });
 }
 
-void Membership::Charge(LinkId link, int64_t slabs, int64_t blocks, int64_t tokens) {
-  Worker* worker = Find(link);
-  if (worker == nullptr) return;
-  worker->held_slabs += slabs;
-  worker->held_blocks += blocks;
-  worker->load.slabs_free -= slabs;
-  worker->load.blocks_free -= blocks;
-  worker->load.resident += slabs;
-  worker->load.waiting_tokens += tokens;
+int64_t Membership::Shared(const Worker& worker, std::span<const uint64_t> restored) {
+  return std::count_if(restored.begin(), restored.end(),
+                       [&](uint64_t key) { return worker.named_blocks.contains(key); });
 }
 
-void Membership::Return(LinkId link, int64_t slabs, int64_t blocks, int64_t tokens) {
+size_t Membership::Named(const Worker& worker, std::span<const uint64_t> keys, size_t restored) {
+  size_t named = std::min(restored, keys.size());
+  while (named < keys.size() && !worker.named_blocks.contains(keys[named])) ++named;
+  return named;
+}
+
+void Membership::Charge(LinkId link, const Room& room) {
+  Worker* worker = Find(link);
+  if (worker == nullptr) return;
+  int64_t blocks = room.blocks;
+  for (const uint64_t key : room.named) blocks -= ++worker->named_blocks[key] > 1;
+  worker->held_slabs += room.slabs;
+  worker->held_blocks += blocks;
+  worker->load.slabs_free -= room.slabs;
+  worker->load.blocks_free -= blocks;
+  worker->load.resident += room.slabs;
+  worker->load.waiting_tokens += room.tokens;
+}
+
+void Membership::Return(LinkId link, const Room& room) {
   Worker* worker = Find(link);
   if (worker == nullptr) return;
   ++room_version_;
-  worker->held_slabs -= slabs;
+  // What others still share stays taken.
+  int64_t blocks = room.blocks;
+  for (const uint64_t key : room.named) {
+    const auto held = worker->named_blocks.find(key);
+    CHECK(held != worker->named_blocks.end(), "a block returned that was not charged");
+    if (--held->second > 0) {
+      --blocks;
+    } else {
+      worker->named_blocks.erase(held);
+    }
+  }
+  worker->held_slabs -= room.slabs;
   worker->held_blocks -= blocks;
   CHECK(worker->held_slabs >= 0 && worker->held_blocks >= 0, "more returned than charged");
   WorkerLoad& load = worker->load;
   const mesh::Capacity& capacity = worker->registration.capacity();
-  load.slabs_free = std::min(load.slabs_free + slabs,
+  load.slabs_free = std::min(load.slabs_free + room.slabs,
                              static_cast<int64_t>(capacity.slabs()) - worker->held_slabs);
   load.blocks_free = std::min(load.blocks_free + blocks,
                               static_cast<int64_t>(capacity.latent_blocks()) - worker->held_blocks);
-  load.resident = std::max(load.resident - slabs, worker->held_slabs);
-  load.waiting_tokens = std::max<int64_t>(load.waiting_tokens - tokens, 0);
+  load.resident = std::max(load.resident - room.slabs, worker->held_slabs);
+  load.waiting_tokens = std::max<int64_t>(load.waiting_tokens - room.tokens, 0);
 }
 
 void Membership::MarkFull(LinkId link) {

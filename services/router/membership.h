@@ -9,9 +9,11 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "deltamesh/mesh/mesh.pb.h"
@@ -27,7 +29,17 @@ struct Worker {
   mesh::Register registration;
   WorkerLoad load;
   int64_t held_slabs = 0;
-  int64_t held_blocks = 0;
+  int64_t held_blocks = 0;  // one that several share counts once
+  // Blocks of these requests' prompts that others may share, by name, and by how many they are held.
+  absl::flat_hash_map<uint64_t, int32_t> named_blocks;
+};
+
+// What a request takes at a worker, or gives back.
+struct Room {
+  int64_t slabs = 1;
+  int64_t blocks = 0;               // all it holds there
+  int64_t tokens = 0;               // it has to compute
+  std::span<const uint64_t> named;  // the leading ones of its blocks that are shared, by name
 };
 
 // A registered worker that is gone; its requests are the caller's to end.
@@ -67,8 +79,14 @@ class Membership {
 
   // Takes room for a request (gives it back): between heartbeats the load must move with what was
   // placed.
-  void Charge(LinkId link, int64_t slabs, int64_t blocks, int64_t tokens);
-  void Return(LinkId link, int64_t slabs, int64_t blocks, int64_t tokens);
+  void Charge(LinkId link, const Room& room);
+  void Return(LinkId link, const Room& room);
+  // Of blocks that a request would restore there, those that others' requests hold: they cost nothing.
+  static int64_t Shared(const Worker& worker, std::span<const uint64_t> restored);
+  // How many of a request's leading blocks are held under their names, when it restores `restored` of them.
+  // What it computes itself lies beside what another one computes at the same time: only the first of both is
+  // there for others.
+  static size_t Named(const Worker& worker, std::span<const uint64_t> keys, size_t restored);
   // Grows when a request that found no room may find some now.
   uint64_t room_version() const { return room_version_; }
   // The worker said it is full: no room there until its next heartbeat.

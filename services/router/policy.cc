@@ -7,8 +7,9 @@
 namespace deltamesh {
 namespace {
 
-bool HasRoom(const WorkerLoad& worker, const RequestShape& request) {
-  return !worker.draining && worker.slabs_free >= 1 && worker.blocks_free >= request.blocks &&
+bool HasRoom(const WorkerLoad& worker, const RequestShape& request, int64_t shared_blocks) {
+  return !worker.draining && worker.slabs_free >= 1 &&
+         worker.blocks_free >= request.blocks - shared_blocks &&
          worker.context_tokens >= request.context_tokens;
 }
 
@@ -69,7 +70,7 @@ void Price(std::span<Candidate> candidates, const RequestShape& request, double 
     double rate = c.load->prompt_tokens_per_second;
     if (rate <= 0) rate = prompt_rate;
     if (rate <= 0) rate = c.load->tokens_per_second;
-    c.room = HasRoom(*c.load, request);
+    c.room = HasRoom(*c.load, request, c.holding.shared_blocks);
     ChooseFetch(c, request, rate > 0 ? rate : fallback);
   }
 }

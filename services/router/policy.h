@@ -56,7 +56,8 @@ struct Holding {
   int64_t cold_bytes = 0;
   std::array<FetchOffer, kFetchOffersMax> fetches = {};
   size_t fetch_count = 0;
-  bool must_fetch = false;  // it is a choice with one of them only
+  bool must_fetch = false;    // it is a choice with one of them only
+  int64_t shared_blocks = 0;  // of those it would hold, held for others' requests already
 };
 
 // Seconds, by what they are spent on; in tokens where no rate is known.

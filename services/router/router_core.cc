@@ -11,15 +11,27 @@ namespace deltamesh {
 
 // ---- ends of requests ---------------------------------------------------------------------------
 
+Room RouterCore::Impl::DecodeRoom(const RouterRequest& r) {
+  return {.blocks = r.decode_blocks,
+          .tokens = r.decode_tokens,
+          .named = std::span(r.keys).first(r.decode_named)};
+}
+
+Room RouterCore::Impl::PrefillRoom(const RouterRequest& r) {
+  return {.blocks = r.prefill_blocks,
+          .tokens = r.prefill_tokens,
+          .named = std::span(r.keys).first(r.prefill_named)};
+}
+
 void RouterCore::Impl::ReleaseDecode(RouterRequest& r) {
   if (r.decode == 0) return;
-  members.Return(r.decode, 1, r.decode_blocks, r.decode_tokens);
+  members.Return(r.decode, DecodeRoom(r));
   r.decode = 0;
 }
 
 void RouterCore::Impl::ReleasePrefill(RouterRequest& r) {
   if (r.prefill == 0) return;
-  members.Return(r.prefill, 1, r.prefill_blocks, r.prefill_tokens);
+  members.Return(r.prefill, PrefillRoom(r));
   r.prefill = 0;
 }
 

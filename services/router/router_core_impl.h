@@ -46,6 +46,7 @@ struct RouterRequest {
   LinkId sender = 0;                      // who was last asked to prefill; for its report only
   int64_t decode_blocks = 0, decode_tokens = 0;  // charged
   int64_t prefill_blocks = 0, prefill_tokens = 0;
+  size_t decode_named = 0, prefill_named = 0;  // of `keys`: Room.named
   LinkId fetch_from = 0;  // who computes the prompt is to fetch from there; 0: from nobody
   int64_t fetch_tokens = 0;
   std::string avoid_prefill;  // the worker whose hand-off failed last
@@ -182,6 +183,10 @@ class RouterCore::Impl {
   void Explain(const RouterRequest& r, const std::optional<Choice>& prefill, const Choice& decode);
   void ExplainMatch(const RouterRequest& r, Decision& d) const;
   void Conclude(const RouterRequest& r, const absl::Status& status);
+  // The prompt's blocks that the worker restores from memory; and how many of the first `most` it holds under
+  // their names from then on.
+  static std::span<const uint64_t> Restored(const RouterRequest& r, LinkId link);
+  static size_t Named(const RouterRequest& r, const Worker& worker, size_t most);
   bool FitsAStep(const Choice& choice) const;
   void Assign(RouterRequest& r, const std::optional<Choice>& prefill, const Choice& decode,
               absl::Time now);
@@ -203,6 +208,8 @@ class RouterCore::Impl {
   // Ends.
   void Finish(RouterRequest& r, mesh::SequenceOutput::End end, absl::Time now);
   void Fail(RouterRequest& r, const absl::Status& status);
+  static Room DecodeRoom(const RouterRequest& r);
+  static Room PrefillRoom(const RouterRequest& r);
   void ReleaseDecode(RouterRequest& r);
   void ReleasePrefill(RouterRequest& r);
   void Erase(RouterRequest& r);

@@ -100,7 +100,8 @@ void RouterCore::Impl::Assign(RouterRequest& r, const std::optional<Choice>& pre
   r.decode_name = decode.worker->load.name;
   r.decode_blocks = decode.shape.blocks;
   r.decode_tokens = decode.to_compute();
-  members.Charge(r.decode, 1, r.decode_blocks, r.decode_tokens);
+  r.decode_named = Named(r, *decode.worker, static_cast<size_t>(r.prompt_tokens() / BlockTokens()));
+  members.Charge(r.decode, DecodeRoom(r));
   const bool append = r.decode_tokens < r.prompt_tokens();
   ++(prefill                  ? counters.placed_prefill
      : decode.fetch_from != 0 ? counters.placed_fetch
@@ -131,7 +132,20 @@ void RouterCore::Impl::AssignPrefill(RouterRequest& r, const Choice& prefill) {
   r.prefill_tokens = prefill.to_compute();
   r.fetch_from = prefill.fetch_from;
   r.fetch_tokens = prefill.fetch_tokens;
-  members.Charge(r.prefill, 1, r.prefill_blocks, r.prefill_tokens);
+  r.prefill_named = Named(r, *prefill.worker, static_cast<size_t>(r.prefill_blocks));
+  members.Charge(r.prefill, PrefillRoom(r));
+}
+
+std::span<const uint64_t> RouterCore::Impl::Restored(const RouterRequest& r, LinkId link) {
+  const auto found = r.held.find(link);
+  if (found == r.held.end() || found->second.cold) return {};
+  return std::span(r.keys).first(
+      std::min(static_cast<size_t>(found->second.snapshot), r.keys.size()));
+}
+
+size_t RouterCore::Impl::Named(const RouterRequest& r, const Worker& worker, size_t most) {
+  const std::span keys = std::span(r.keys).first(std::min(most, r.keys.size()));
+  return Membership::Named(worker, keys, Restored(r, worker.link).size());
 }
 
 bool RouterCore::Impl::FitsAStep(const Choice& choice) const {
@@ -236,6 +250,7 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const Ro
       const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;
       Holding holding = Cached(*w, match, block, position);
       AddFetches(*w, match, holding);
+      holding.shared_blocks = Membership::Shared(*w, Restored(r, w->link));
       prefills_.Add(w, holding);
     }
     if (auto chosen = Choose(prefills_)) return chosen;
@@ -268,6 +283,7 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
       AddFetches(*w, match, holding);
       if (!anyone && match.snapshot == 0 && !KeepAppends(r.prompt_tokens(), holding)) continue;
     }
+    holding.shared_blocks = Membership::Shared(*w, Restored(r, w->link));
     priced.Add(w, holding);
   }
   return Choose(priced);
