@@ -18,10 +18,10 @@ void AddBenchMeshFlags(CLI::App* app, BenchMeshOptions* o) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
   app->add_option("--repetitions", o->repetitions, "the median is reported")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app->add_option("--seconds", o->seconds, "longest a request may take")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
   app->add_option("--label", o->label, "free text for the JSON");
 }

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <iostream>
 #include <new>
@@ -241,8 +242,12 @@ void AddBenchRouter(CLI::App& app, Command& command) {
   auto* bench = app.add_subcommand("bench-router", "measure what a router costs against its bars");
   auto options = std::make_shared<RouterBenchOptions>();
   AddRouterBenchFlags(bench, options.get());
-  bench->callback(
-      [=, &command] { command = [=] { return ExitCode(RunRouterBench(*options, std::cout)); }; });
+  bench->callback([=, &command] {
+    command = [=] {
+      const absl::Status status = ContinueInScratch();
+      return ExitCode(status.ok() ? RunRouterBench(*options, std::cout) : status);
+    };
+  });
 }
 
 void AddExplain(CLI::App& app, Command& command) {
@@ -323,6 +328,8 @@ int Main(int argc, char** argv) {
   signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit is an error like a full disk
   try {
     return CheckOutput(command());
+  } catch (const std::filesystem::filesystem_error& e) {
+    return ExitCode(Unavailable("%s", e.what()));
   } catch (const std::system_error& e) {  // where the standard library starts a thread
     return ExitCode(ResourceExhausted(
         "%s; where threads are meant, use fewer --threads or raise the limit", e.what()));

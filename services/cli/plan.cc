@@ -94,7 +94,8 @@ absl::Status RunPlan(const PlanOptions& o, std::ostream& out) {
   }
   ASSIGN_OR_RETURN(const nlohmann::ordered_json document, PlanDocument(shape, q));
   if (o.json) {
-    out << document.dump(1) << "\n";
+    // A path need not be UTF-8.
+    out << document.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
   } else {
     PrintPlan(document, out);
   }

@@ -73,7 +73,8 @@ absl::Status RunSimulate(const SimulateOptions& o, std::ostream& out, std::ostre
                          << std::flush;
                    }));
   if (o.json) {
-    out << document.dump(1) << "\n";
+    // A path need not be UTF-8.
+    out << document.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
   } else {
     PrintSimulation(document, out);
   }

@@ -3,6 +3,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -223,6 +224,12 @@ class FaultsTest(unittest.TestCase):
                                b"--label=a\xff", *SHORT], capture_output=True, timeout=60)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(json.loads(done.stdout)["label"], "a\ufffd")
+        with tempfile.TemporaryDirectory(suffix=os.fsdecode(b"\xff")) as folder:
+            model = os.path.join(folder, os.fsdecode(b"m\xff"))
+            shutil.copytree(MODEL, model)
+            done = tool("bench", f"--model={model}", "--sections=mesh", "--mesh-experts=0", "--json", *SHORT)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertTrue(json.loads(done.stdout)["model"].endswith("/m\ufffd"))
         done = bench("--sections=mesh", *SHORT, TMPDIR="/nosuch")
         self.assertEqual(done.returncode, 1)
         self.assertIn("set TMPDIR to a folder that can be written", done.stderr)
