@@ -29,6 +29,14 @@ def turns_of(mine):
     return list(zip(edges[::2], edges[1::2] + [len(mine)]))
 
 
+def reading_once(tokenizer, rng, length):
+    """The messages of a held-out text with a single question about it at its end."""
+    while True:
+        messages = dialogues.reading(rng, True, tokenizer.cost, length - 24, 60 / length, 0.0, 1)
+        if messages[-1]["content"] != dialogues.READY:
+            return messages
+
+
 def whole(tokenizer, rng, length, kinds=dialogues.TEXTS, share=None, questions=40):
     """A held-out dialogue about a text, as long as asked."""
     while True:

@@ -19,9 +19,9 @@ _LONG = {256: 0.1, 512: 0.2, 2048: 0.45, 8192: 0.25}
 STAGES = [
     Stage("copy", 1.8e6, {128: 0.2, 256: 0.8}, first=True, quiet=0.1),
     Stage("short", 9.2e6, {256: 0.5, 512: 0.5}, losing=0.08),
-    Stage("medium", 16e6, {256: 0.2, 512: 0.3, 2048: 0.5}, losing=0.08, rate=(0.7, 0.4)),
-    Stage("long", 14e6, _LONG, losing=0.08, rate=(0.4, 0.25)),
-    Stage("publish", 10e6, _LONG, losing=0.08, quantised=True, rate=(0.25, 0.02)),
+    Stage("medium", 9e6, {256: 0.2, 512: 0.3, 2048: 0.5}, losing=0.08, rate=(0.7, 0.4)),
+    Stage("long", 8e6, _LONG, losing=0.08, rate=(0.4, 0.25)),
+    Stage("publish", 6e6, _LONG, losing=0.08, quantised=True, rate=(0.25, 0.02)),
 ]
 TOKENS_PER_STEP = 4096  # more where one sequence is longer
 MUON_RATE, ADAM_RATE, DECAY = 5e-3, 3e-3, 0.1  # peak learning rates; weight decay of matrices
