@@ -300,10 +300,15 @@ class Chat {
 }  // namespace
 
 void AddChatFlags(CLI::App* app, ChatOptions* o) {
-  app->add_option("--router", o->router, "host:port of the router's gRPC port")
-      ->envname("DELTAMESH_ROUTER")
-      ->capture_default_str();
-  app->add_option("--model", o->model, "model to use (default: the only one)");
+  app->add_option("--router", o->router,
+                  "host:port of the router's gRPC port (default: 127.0.0.1:8081; where nobody "
+                  "answers, a mesh of "
+                  "its own)")
+      ->envname("DELTAMESH_ROUTER");
+  app->add_option(
+      "--model", o->model,
+      "model to use, or for a mesh of its own the checkpoint folder (default: the router's "
+      "only one, or the one that comes with deltamesh)");
   app->add_option("--system", o->system, "system message");
   app->add_option("--max-tokens", o->max_tokens,
                   "longest answer (default: up to the context limit)")

@@ -16,7 +16,7 @@ class App;
 namespace deltamesh {
 
 struct ChatOptions {
-  std::string router = "127.0.0.1:8081";
+  std::string router;      // empty: see chat_mesh.h
   std::string model;       // empty: the only one
   std::string system;      // first message, if any
   int64_t max_tokens = 0;  // of one answer; 0: up to the context limit

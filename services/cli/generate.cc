@@ -19,6 +19,7 @@
 #include "runtime/text/text_stream.h"
 #include "runtime/text/tokenizer.h"
 #include "services/cli/load_progress.h"
+#include "services/cli/shipped_model.h"
 
 namespace deltamesh {
 namespace {
@@ -231,7 +232,9 @@ absl::Status Stream(Engine& engine, SequenceSpec spec, Printer& printer, std::os
 }  // namespace
 
 void AddGenerateFlags(CLI::App* app, GenerateOptions* o) {
-  app->add_option("--model", o->model, "checkpoint folder")->envname("DELTAMESH_MODEL")->required();
+  app->add_option("--model", o->model,
+                  "checkpoint folder (default: the one that comes with deltamesh)")
+      ->envname("DELTAMESH_MODEL");
   app->add_option("--prompt", o->prompt, "text to continue");
   app->add_option("--chat", o->chat, "a user's message, rendered with the model's chat format");
   app->add_option("--tokens", o->tokens, "token ids to continue: 1,2,3")->delimiter(',');
@@ -317,7 +320,10 @@ absl::Status RunGenerate(const GenerateOptions& options, std::ostream& out, std:
   return Stream(*engine, std::move(spec), *printer, notes);
 }
 
-absl::Status RunGenerate(const GenerateOptions& options) {
+absl::Status RunGenerate(GenerateOptions options) {
+  if (options.model.empty()) {
+    ASSIGN_OR_RETURN(options.model, ShippedModel());
+  }
   return RunGenerate(options, std::cout, std::cerr);
 }
 

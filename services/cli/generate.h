@@ -45,6 +45,7 @@ void AddGenerateFlags(CLI::App* app, GenerateOptions* options);
 // flag, before the weights are read.
 absl::Status RunGenerate(const GenerateOptions& options, std::ostream& out, std::ostream& notes);
 // To standard output and standard error.
-absl::Status RunGenerate(const GenerateOptions& options);
+absl::Status RunGenerate(
+    GenerateOptions options);  // without a model: the one that comes with deltamesh
 
 }  // namespace deltamesh

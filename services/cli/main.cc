@@ -25,6 +25,7 @@
 #include "services/cli/bench_scratch.h"
 #include "services/cli/call.h"
 #include "services/cli/chat.h"
+#include "services/cli/chat_mesh.h"
 #include "services/cli/explain.h"
 #include "services/cli/generate.h"
 #include "services/cli/inspect.h"
@@ -273,6 +274,8 @@ void AddChat(CLI::App& app, Command& command) {
   chat->callback([=, &command] {
     command = [=] {
       const SignalWaiter signals;  // before gRPC makes threads
+      const auto mesh = MeshForChat(options.get(), std::cout);
+      if (!mesh.ok()) return ExitCode(mesh.status());
       return RunChat(*options, STDIN_FILENO, std::cout,
                      [&](absl::Duration wait) { return signals.Wait(wait); });
     };

@@ -20,6 +20,7 @@
 #include "runtime/model/config.h"
 #include "services/cli/children.h"
 #include "services/cli/first_answer.h"
+#include "services/cli/shipped_model.h"
 #include "services/common/address.h"
 #include "services/common/flags.h"
 #include "services/common/process.h"
@@ -335,7 +336,8 @@ int Report(const absl::Status& status) {
 }  // namespace
 
 void AddServeFlags(CLI::App* app, ServeOptions* o) {
-  app->add_option("--model", o->model, "checkpoint folder")->required();
+  app->add_option("--model", o->model,
+                  "checkpoint folder (default: the one that comes with deltamesh)");
   app->add_option("--prefill", o->prefill, "prefill workers")->capture_default_str();
   app->add_option("--decode", o->decode, "decode workers")->capture_default_str();
   app->add_option("--experts", o->experts, "expert shards; 0: experts in each worker")
@@ -397,8 +399,13 @@ void AddServeFlags(CLI::App* app, ServeOptions* o) {
   app->add_option("--parent", o->parent, "end when this process dies")->group("");
 }
 
-int RunServe(const ServeOptions& options) {
+int RunServe(ServeOptions options) {
   const SignalWaiter signals;
+  if (options.model.empty()) {
+    absl::StatusOr<std::string> shipped = ShippedModel();
+    if (!shipped.ok()) return Report(shipped.status());
+    options.model = *std::move(shipped);
+  }
   if (options.parent != 0) DieWithParent(static_cast<pid_t>(options.parent));
   InitLog("serve", LogLevel::kInfo);
   absl::Status status = CheckOptions(options);

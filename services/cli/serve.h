@@ -14,7 +14,7 @@ class App;
 namespace deltamesh {
 
 struct ServeOptions {
-  std::string model;
+  std::string model;  // checkpoint folder; empty: the one that comes with deltamesh
   int prefill = 1, decode = 1,
       experts = 2;                    // processes; no expert shard for a model without experts
   std::string weights = "stored";     // width of matrices: stored or 8bit
@@ -40,6 +40,6 @@ void AddServeFlags(CLI::App* app, ServeOptions* options);
 
 // Returns the exit code: 0 after SIGINT or SIGTERM, 1 when something could not start or died. Call on the
 // main thread before any other thread exists. Leaves no process and no file behind.
-int RunServe(const ServeOptions& options);
+int RunServe(ServeOptions options);
 
 }  // namespace deltamesh

@@ -1,4 +1,4 @@
-"""Every command that README.md shows is run here, against a mesh on free ports and a small checkpoint."""
+"""Every command that README.md shows is run here, against a mesh on free ports and the shipped model."""
 import os
 import re
 import subprocess
@@ -7,10 +7,10 @@ import tempfile
 import unittest
 
 sys.path[:0] = os.environ["DELTAMESH_PYTHON_PATH"].split(":")
-from processes import BINARY, GOLDEN, Mesh  # noqa: E402
+from processes import BINARY, Mesh  # noqa: E402
 
 ROOT = os.environ["DELTAMESH_SOURCE_DIR"]
-MODEL = os.path.join(GOLDEN, "kimi_k3_tiny")
+MODEL = os.path.join(ROOT, "models", "reader")
 
 
 def commands():
@@ -58,7 +58,7 @@ class ReadmeTest(unittest.TestCase):
                 elif " chat " in command:
                     self.assertTrue(self.run_command(command, input="Hello\n"))
                 elif "curl" in command:
-                    self.assertIn('"finish_reason"', self.run_command(command))
+                    self.assertIn("The red boat belongs to Olof.", self.run_command(command))
                 else:
                     self.run_command(command, stdin=subprocess.DEVNULL)
         self.assertGreaterEqual(seen, 8)
