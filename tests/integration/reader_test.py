@@ -1,0 +1,149 @@
+"""The shipped model over real processes: each answer is about the text of its own conversation, whatever way
+its state took - handed over, found in a cache, suspended and resumed, computed again after a loss - and
+whatever else runs. A state that went astray would show in the answer."""
+import concurrent.futures
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path[:0] = os.environ["DELTAMESH_PYTHON_PATH"].split(":")
+from processes import BINARY, Mesh, collect, pb, wait_until  # noqa: E402
+
+ROOT = os.environ["DELTAMESH_SOURCE_DIR"]
+MODEL = os.path.join(ROOT, "models", "reader")
+AT_ONCE = (1, 2, 8)
+ASKED = 24  # questions of each test
+RIGHT_MIN = 21
+
+
+def questions():
+    with open(os.path.join(ROOT, "tests", "data", "reader", "questions.json"), encoding="utf-8") as f:
+        return json.load(f)[:ASKED]
+
+
+class ReaderTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.store = tempfile.mkdtemp(prefix="deltamesh-reader-test-")
+        cls.mesh = Mesh(MODEL, decode=2, cache_mib=64, worker_flags=[
+            "--slabs=24", "--latent-blocks=1024", "--chunk-tokens=128", f"--store-dir={cls.store}"])
+        cls.questions = questions()
+        cls.alone = [cls.ask(q, off=True).text for q in cls.questions]
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.mesh.close()
+        shutil.rmtree(cls.store)
+
+    @classmethod
+    def request(cls, question, off=False, salt="", session="", then=None):
+        request = pb.GenerateRequest()
+        request.chat.thinking = False
+        if then is None:
+            for m in question["messages"]:
+                request.chat.messages.add(role=m["role"], content=m["content"])
+        else:
+            request.chat.messages.add(role="user", content=then)
+            request.append_to_session = True
+        request.sampling.temperature = 0
+        request.stop.max_tokens = 48
+        request.cache.off = off
+        request.cache.salt = salt
+        request.cache.session = session
+        return request
+
+    @classmethod
+    def ask(cls, question, **how):
+        return collect(cls.mesh.stub.Generate(cls.request(question, **how), timeout=60))
+
+    def ask_all(self, at_once, **how):
+        """The answers, in order, with so many under way at any time."""
+        with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(lambda q: self.ask(q, **how), self.questions))
+
+    def check(self, answers):
+        self.assertEqual([a.text for a in answers], self.alone)
+
+    def test_alone_most_answers_are_right(self):
+        right = sum(text == q["answer"] for text, q in zip(self.alone, self.questions))
+        self.assertGreaterEqual(right, RIGHT_MIN, self.alone)
+
+    def test_handed_over(self):
+        for at_once in AT_ONCE:
+            with self.subTest(at_once=at_once):
+                before = self.mesh["prefill-0"].metrics().sum("deltamesh_handoff_bytes_total")
+                answers = self.ask_all(at_once, off=True)
+                self.check(answers)
+                wait_until(lambda: self.mesh["prefill-0"].metrics().sum("deltamesh_handoff_bytes_total") >
+                           before + ASKED * 100_000, 10, "the states went over")
+
+    def test_found_in_a_cache(self):
+        for at_once in AT_ONCE:
+            with self.subTest(at_once=at_once):
+                salt = f"tenant-{at_once}"
+                self.check(self.ask_all(at_once, salt=salt))
+                again = self.ask_all(at_once, salt=salt)
+                self.check(again)
+                for answer, question in zip(again, self.questions):
+                    self.assertGreaterEqual(answer.finish.usage.cached_tokens, question["begin"] - 64)
+
+    def test_suspended_and_resumed(self):
+        stub = self.mesh.stub
+        for at_once in AT_ONCE:
+            with self.subTest(at_once=at_once), concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+                def twice(i):
+                    """The question, a rest on disk, and the question once more: it is about the same text."""
+                    question, session = self.questions[i], f"reader-{at_once}-{i}"
+                    again = question["messages"][-1]["content"].rsplit("\n", 1)[-1]
+                    first = self.ask(question, session=session)
+                    warm = self.ask(question, session=session, then=again)
+                    stub.ForkSession(pb.ForkSessionRequest(session=session, new_session=session + "-fork"),
+                                     timeout=60)
+                    stub.SuspendSession(pb.SuspendSessionRequest(session=session), timeout=60)
+                    stub.ResumeSession(pb.ResumeSessionRequest(session=session), timeout=60)
+                    rested = self.ask(question, session=session, then=again)
+                    kept = self.ask(question, session=session + "-fork", then=again)
+                    return first, warm, rested, kept
+                results = list(pool.map(twice, range(8)))
+                self.assertEqual([r[0].text for r in results], self.alone[:8])
+                for i, (_, _, rested, kept) in enumerate(results):
+                    self.assertEqual(rested.tokens, kept.tokens, i)
+
+    def test_computed_again_after_a_loss(self):
+        for at_once in AT_ONCE:
+            with self.subTest(at_once=at_once):
+                with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+                    under_way = [pool.submit(self.ask, q, off=True) for q in self.questions]
+                    under_way[0].result()
+                    self.mesh["prefill-0"].restart()
+                    self.mesh["prefill-0"].wait_ready()
+                    self.check([f.result() for f in under_way])
+
+
+class NewcomerTest(unittest.TestCase):
+    """Nobody names a model."""
+
+    def run_it(self, *args, **more):
+        env = {k: v for k, v in os.environ.items() if k not in ("DELTAMESH_MODEL", "DELTAMESH_ROUTER")}
+        return subprocess.run([BINARY, *args], capture_output=True, text=True, timeout=120, env=env, **more)
+
+    def test_chat_starts_a_mesh_of_its_own(self):
+        question = questions()[0]
+        text = question["messages"][-1]["content"].replace("\n", " ")
+        done = self.run_it("chat", "--no-thinking", "--temperature=0", f"--model={MODEL}", input=text + "\n")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"starting a mesh with {MODEL}", done.stdout)
+        self.assertIn("reader (kimi_k3", done.stdout)
+
+    def test_generate(self):
+        done = self.run_it("generate", "--chat=Hello", "--max-tokens=4")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("random weights", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
