@@ -115,8 +115,7 @@ class Chat {
     bool failed = false;
     for (std::string line; !stop_;) {
       if (terminal_) out_ << "> " << std::flush;
-      if (!reader_.Next(&line, stop_)) break;
-      if (!line.empty() && line.back() == '\r') line.pop_back();
+      if (!NextMessage(&line)) break;
       if (line.empty()) continue;
       if (line == "/exit" || line == "/quit") break;
       if (line == "/reset") {
@@ -136,8 +135,23 @@ class Chat {
     return failed ? 1 : 0;
   }
 
+  // A line, and those after it while one ends with a backslash. False at the end of the input.
+  bool NextMessage(std::string* message) {
+    message->clear();
+    for (std::string line; reader_.Next(&line, stop_);) {
+      if (!line.empty() && line.back() == '\r') line.pop_back();
+      const bool goes_on = line.ends_with('\\');
+      if (goes_on) line.back() = '\n';
+      *message += line;
+      if (!goes_on) return true;
+      if (terminal_) out_ << ". " << std::flush;
+    }
+    return !message->empty();
+  }
+
   void Help() {
-    out_ << "(/reset begins anew, /exit or Ctrl-D leaves, Ctrl-C ends an answer"
+    out_ << "(a line that ends with \\ goes on in the next; /reset begins anew, /exit or Ctrl-D "
+            "leaves, Ctrl-C ends an answer"
          << (session_ ? "; /session shows it, /suspend stores it, /fork NAME begins another)\n"
                       : ")\n")
          << std::flush;

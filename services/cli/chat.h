@@ -28,7 +28,8 @@ struct ChatOptions {
 };
 void AddChatFlags(CLI::App* app, ChatOptions* options);
 
-// Reads lines from `input` until its end or /exit; a line is a message, its answer streams to `out`.
+// Reads lines from `input` until its end or /exit; a line is a message (with the next ones where it ends with
+// a backslash), its answer streams to `out`.
 // `wait_signal` waits for SIGINT or SIGTERM and gives its number, 0 after the wait: SIGINT ends the answer
 // that is running, SIGTERM the program. Returns the exit code: 1 when the router cannot be reached or, with
 // no terminal at `input`, when an answer failed.

@@ -26,6 +26,8 @@ absl::StatusOr<std::unique_ptr<LocalMesh>> MeshForChat(ChatOptions* options, std
   } else {
     ASSIGN_OR_RETURN(mesh.model, ShippedModel());
   }
+  mesh.name = std::filesystem::path(mesh.model).lexically_normal().filename().string();
+  if (mesh.name.empty()) mesh.name = "model";
   out << "starting a mesh with " << mesh.model << ", for as long as this conversation\n"
       << std::flush;
   ASSIGN_OR_RETURN(auto own, LocalMesh::Start(mesh));

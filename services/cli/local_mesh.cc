@@ -34,7 +34,7 @@ absl::StatusOr<std::unique_ptr<LocalMesh>> LocalMesh::Start(const LocalMeshOptio
   mesh->children_ = std::make_unique<Children>(folder);
   std::vector<std::string> args = {"serve",
                                    "--model=" + o.model,
-                                   "--model-name=bench",  // the folder's need not be UTF-8
+                                   "--model-name=" + o.name,
                                    "--grpc-port=0",
                                    "--http-port=0",
                                    "--threads=" + std::to_string(o.threads),

@@ -13,10 +13,11 @@
 namespace deltamesh {
 
 struct LocalMeshOptions {
-  std::string model;      // checkpoint folder
-  int threads = 2;        // of each worker
-  int experts = 2;        // shards; 0: experts in each worker
-  int64_t sequences = 1;  // that run at once
+  std::string model;           // checkpoint folder
+  std::string name = "bench";  // as clients name it; the folder's need not be UTF-8
+  int threads = 2;             // of each worker
+  int experts = 2;             // shards; 0: experts in each worker
+  int64_t sequences = 1;       // that run at once
   std::string weights = "stored";
   std::string activations = "float";
   std::string packed_dir = "auto";

@@ -132,12 +132,14 @@ class NewcomerTest(unittest.TestCase):
         return subprocess.run([BINARY, *args], capture_output=True, text=True, timeout=120, env=env, **more)
 
     def test_chat_starts_a_mesh_of_its_own(self):
-        question = questions()[0]
-        text = question["messages"][-1]["content"].replace("\n", " ")
-        done = self.run_it("chat", "--no-thinking", "--temperature=0", f"--model={MODEL}", input=text + "\n")
+        text = "Here are my notes:\\\n* We meet Mara at 09:40.\\\n* The red boat belongs to Olof.\\\n\\\n"
+        done = self.run_it("chat", "--temperature=0", f"--model={MODEL}",
+                           input=text + "Who owns the red boat?\nWhen is the meeting with Mara?\n")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn(f"starting a mesh with {MODEL}", done.stdout)
         self.assertIn("reader (kimi_k3", done.stdout)
+        self.assertIn("The red boat belongs to Olof.", done.stdout)
+        self.assertIn("The meeting with Mara is at 09:40.", done.stdout)
 
     def test_generate(self):
         done = self.run_it("generate", "--chat=Hello", "--max-tokens=4")
