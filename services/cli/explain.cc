@@ -44,12 +44,16 @@ std::string Line(const v1::PlacementCandidate& c) {
   const std::string who =
       c.prefill().empty() ? c.decode() + " alone" : c.prefill() + " -> " + c.decode();
   const std::string total =
-      c.room() ? Seconds(c.queue_seconds() + c.move_seconds() + c.compute_seconds()) : "no room";
+      c.room()
+          ? Seconds(c.queue_seconds() + c.move_seconds() + c.compute_seconds() + c.stall_seconds())
+          : "no room";
+  const std::string stall =
+      c.stall_seconds() > 0 ? " + others wait " + Seconds(c.stall_seconds()) : "";
   return absl::StrFormat(
-      "  %s %-32s %10s = queue %s + move %s (%s) + compute %s (%d tokens, %d cached%s)\n",
+      "  %s %-32s %10s = queue %s + move %s (%s) + compute %s (%d tokens, %d cached%s)%s\n",
       c.chosen() ? "*" : " ", who, total, Seconds(c.queue_seconds()), Seconds(c.move_seconds()),
       Bytes(c.move_bytes() + c.fetch_bytes()), Seconds(c.compute_seconds()), c.compute_tokens(),
-      c.cached_tokens(), Fetch(c));
+      c.cached_tokens(), Fetch(c), stall);
 }
 
 std::string Outcome(const v1::RequestExplanation& r) {

@@ -161,6 +161,7 @@ absl::Status Serve::StartRouter() {
                                    "--ports-file=" + ports_file("router"),
                                    "--parent=" + std::to_string(getpid())};
   if (!options_.model_name.empty()) args.push_back("--model-name=" + options_.model_name);
+  args.insert(args.end(), options_.router_flags.begin(), options_.router_flags.end());
   return children_.Start("router", std::move(args));
 }
 
@@ -372,6 +373,8 @@ void AddServeFlags(CLI::App* app, ServeOptions* o) {
   app->add_option(
       "--worker-flag", o->worker_flags,
       "passed on to prefill and decode workers: --worker-flag=--slabs=8 (default: none)");
+  app->add_option("--router-flag", o->router_flags,
+                  "passed on to the router: --router-flag=--disaggregate=never (default: none)");
   app->add_option(
       "--store-dir", o->store_dir,
       "folder for states that rest, bounded in bytes; the workers share it (default: none)");

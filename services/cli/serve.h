@@ -24,8 +24,8 @@ struct ServeOptions {
   int threads = 0;                  // of each worker's step loop; 0: one per processor
   std::string host = "127.0.0.1";
   int grpc_port = 8081, http_port = 8080;  // of the router; 0: any free one
-  // Passed on to prefill and decode workers when given: "--slabs=8".
-  std::vector<std::string> worker_flags;
+  // Passed on when given, "--slabs=8": to prefill and decode workers, and to the router.
+  std::vector<std::string> worker_flags, router_flags;
   // The workers' flags of the same names, passed on when given.
   std::string store_dir, store_gib, store_after_seconds, store_s3, store_s3_gib;
   std::string model_name;    // as clients name it; empty: the folder's name

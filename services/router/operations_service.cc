@@ -27,6 +27,7 @@ void FillCandidate(const DecisionCandidate& c, bool chosen, v1::PlacementCandida
   out->set_fetch_bytes(static_cast<uint64_t>(c.fetch_bytes));
   out->set_fetch_seconds(c.fetch_seconds);
   out->set_compute_seconds(c.cost.compute);
+  out->set_stall_seconds(c.cost.stall);
   out->set_room(c.room);
   out->set_chosen(chosen);
 }

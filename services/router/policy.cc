@@ -64,6 +64,16 @@ void ChooseFetch(Candidate& c, const RequestShape& request, double rate) {
 
 }  // namespace
 
+CostParts BesideAnswers(CostParts parts, const WorkerLoad& worker) {
+  if (worker.resident > 0) parts.stall += parts.compute;
+  return parts;
+}
+
+CostParts AtLeast(CostParts parts, double seconds) {
+  parts.move += std::max(0.0, seconds - parts.total());
+  return parts;
+}
+
 void Price(std::span<Candidate> candidates, const RequestShape& request, double prompt_rate) {
   const double fallback = FallbackRate(candidates);
   for (Candidate& c : candidates) {

@@ -65,9 +65,15 @@ struct CostParts {
   double queue = 0;    // work in front of the request
   double move = 0;     // until what the worker lacks is there
   double compute = 0;  // what is left to compute
+  double stall = 0;    // what others' answers wait meanwhile
 
-  double total() const { return queue + move + compute; }
+  double total() const { return queue + move + compute + stall; }
 };
+// Of a prompt that is computed where answers stream: all of them wait for it. That counts once, however many
+// they are, so that a hand-off is worth a first token that comes later by as much as it spares each of them.
+CostParts BesideAnswers(CostParts parts, const WorkerLoad& worker);
+// Raised to what has never been undercut.
+CostParts AtLeast(CostParts parts, double seconds);
 
 // A worker to choose from, and what Price finds out about it.
 struct Candidate {

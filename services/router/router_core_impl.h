@@ -4,6 +4,7 @@
 // (what they fetch from others), router_messages.cc (what workers say).
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -34,6 +35,7 @@ struct RouterRequest {
   absl::Time deadline;
   absl::Time submitted;
   absl::Time phase_since;    // progress within the phase counts as a new start
+  absl::Time placed;         // the last time
   absl::Time waiting_since;  // a refusal for want of room does not start the wait anew
   RequestPhase phase = RequestPhase::kWaiting;
   uint32_t attempt = 0;
@@ -103,6 +105,18 @@ class RouterCore::Impl {
   PrefixFeed prefixes;
   SessionCalls sessions;
   double handoff_bytes_per_second = 0;  // learned; 0: unknown
+  // First tokens never came sooner of late than this after their request was placed: what steps, messages and
+  // connections take, however little there is to compute.
+  struct Quickest {
+    double seconds = 0;  // 0: unknown
+
+    void Seen(double s) {
+      if (s > 0) seconds = seconds == 0 ? s : std::min(s, 1.01 * seconds);
+    }
+    // Others went the other way: one slow token must not keep all from this one.
+    void Fade() { seconds *= 0.97; }
+  };
+  Quickest quickest_handed_over, quickest_alone;
   uint32_t next_attempt = 1;
   absl::Time time;  // of the call in progress
 
@@ -167,9 +181,10 @@ class RouterCore::Impl {
   };
   std::optional<Choice> ChoosePrefill(const RouterRequest& r, int64_t position);
   // With `handoff`: the state comes from a prefill worker. Else only workers that hold a snapshot of the
-  // prompt, or with `anyone` all, compute what it lacks.
+  // prompt, or with `anyone` all, compute what it lacks. Latents move for `hidden_seconds` while the
+  // prompt computes.
   std::optional<Choice> ChooseDecode(const RouterRequest& r, int64_t position, bool handoff,
-                                     bool anyone);
+                                     bool anyone, double hidden_seconds);
   std::optional<Choice> Choose(Priced& priced);
   // Fills fetch_from_.
   void FindFetchSources(const RouterRequest& r);
@@ -191,7 +206,11 @@ class RouterCore::Impl {
   void Assign(RouterRequest& r, const std::optional<Choice>& prefill, const Choice& decode,
               absl::Time now);
   void AssignPrefill(RouterRequest& r, const Choice& prefill);
+  // What a request costs on either way, with what workers' rates do not say.
+  CostParts HandedOver(const CostParts& prefill, const CostParts& decode) const;
+  CostParts Alone(const CostParts& decode, const WorkerLoad& worker) const;
   double MeanPromptRate() const;
+  bool AnyRate() const;
   void OnPrefixes(const Worker& from, const mesh::PrefixChanges& message);
   void AskPrefixes(LinkId link);
   void SendStartDecode(const RouterRequest& r);

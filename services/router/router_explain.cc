@@ -43,9 +43,6 @@ void AddPrefill(const Candidate& prefill, const RequestShape& shape, DecisionCan
   out.prefill = prefill.load->name;
   out.cached_tokens += prefill.cached_tokens();
   out.compute_tokens += shape.compute_tokens - prefill.cached_tokens();
-  out.cost.queue += prefill.cost.queue;
-  out.cost.move += prefill.cost.move;
-  out.cost.compute += prefill.cost.compute;
   out.room = out.room && prefill.room;
 }
 
@@ -107,12 +104,14 @@ void RouterCore::Impl::Explain(const RouterRequest& r, const std::optional<Choic
     for (const size_t i : few) {
       Describe(decodes_.candidates[j], decodes_.shape, scratch_);
       AddPrefill(prefills_.candidates[i], prefills_.shape, scratch_);
+      scratch_.cost = HandedOver(prefills_.candidates[i].cost, decodes_.candidates[j].cost);
       add_fetch(prefills_.candidates[i]);
       d->Add(scratch_);
     }
   }
   for (const size_t j : CheapestFew(alone_.candidates, Decision::kCandidatesMax)) {
     Describe(alone_.candidates[j], alone_.shape, scratch_);
+    scratch_.cost = Alone(alone_.candidates[j].cost, *alone_.candidates[j].load);
     add_fetch(alone_.candidates[j]);
     d->Add(scratch_);
   }
@@ -156,6 +155,7 @@ void RouterCore::Impl::Conclude(const RouterRequest& r, const absl::Status& stat
                                 {"move_seconds", chosen.cost.move},
                                 {"move_bytes", chosen.move_bytes},
                                 {"compute_seconds", chosen.cost.compute},
+                                {"stall_seconds", chosen.cost.stall},
                                 {"compute_tokens", chosen.compute_tokens},
                                 {"candidates", Others(*d)},
                                 {"waited_seconds", d->waited_seconds},

@@ -276,6 +276,10 @@ void RouterCore::Impl::OnOutput(const Worker& from, const mesh::SequenceOutput& 
     }
     Decision* d = r->delivered == 0 ? decisions.At(r->decision) : nullptr;
     if (d != nullptr) d->ttft_seconds = absl::ToDoubleSeconds(now - r->submitted);
+    if (r->delivered == 0) {
+      Quickest& quickest = r->handoff_tokens > 0 ? quickest_handed_over : quickest_alone;
+      quickest.Seen(absl::ToDoubleSeconds(now - r->placed));
+    }
     r->delivered += count - known;
     if (!r->spec.session.empty()) {
       r->said.insert(r->said.end(), tokens.output.tokens().begin(), tokens.output.tokens().end());

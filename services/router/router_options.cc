@@ -3,6 +3,28 @@
 #include "runtime/base/status.h"
 
 namespace deltamesh {
+namespace {
+
+constexpr std::pair<Disaggregation, std::string_view> kDisaggregations[] = {
+    {Disaggregation::kPlanned, "planned"},
+    {Disaggregation::kAlways, "always"},
+    {Disaggregation::kNever, "never"}};
+
+}  // namespace
+
+std::string_view DisaggregationName(Disaggregation how) {
+  for (const auto& [value, name] : kDisaggregations) {
+    if (value == how) return name;
+  }
+  return "";
+}
+
+std::optional<Disaggregation> DisaggregationNamed(std::string_view name) {
+  for (const auto& [value, known] : kDisaggregations) {
+    if (known == name) return value;
+  }
+  return std::nullopt;
+}
 
 absl::Status RouterOptions::Validate() const {
   const auto positive = [](const char* name, int64_t value) {
@@ -74,6 +96,7 @@ std::vector<std::pair<std::string, std::string>> RouterOptions::Describe() const
           {"waiting_max", time(waiting_max)},
           {"request_max", time(request_max)},
           {"handoff_attempts_max", number(handoff_attempts_max)},
+          {"disaggregation", std::string(DisaggregationName(disaggregation))},
           {"landing_max", time(landing_max)},
           {"progress_max", time(progress_max)},
           {"verdict_wait", time(verdict_wait)},

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,15 @@ namespace deltamesh {
 
 // Attempt numbers set aside for one StartDecode: its first grant and those after refused hand-offs.
 inline constexpr uint32_t kAttemptsPerPlacement = 16;
+
+// Whether prompts are computed by prefill workers and handed over.
+enum class Disaggregation {
+  kPlanned,  // where the estimate is least, request by request
+  kAlways,   // whenever a prefill worker can
+  kNever,    // by the decode worker itself
+};
+std::string_view DisaggregationName(Disaggregation how);
+std::optional<Disaggregation> DisaggregationNamed(std::string_view name);
 
 struct RouterOptions {
   std::string name = "router";
@@ -38,6 +49,7 @@ struct RouterOptions {
   absl::Duration waiting_max = absl::Seconds(60);  // then RESOURCE_EXHAUSTED
   absl::Duration request_max = absl::Hours(1);     // longest deadline a request may have
   int64_t handoff_attempts_max = 3;
+  Disaggregation disaggregation = Disaggregation::kPlanned;
   absl::Duration landing_max = absl::Seconds(10);  // decode must grant a landing within
   absl::Duration progress_max =
       absl::Minutes(10);  // between a grant, the hand-off, and each output

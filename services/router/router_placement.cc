@@ -62,7 +62,8 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
   prefills_.Start({});
   decodes_.Start({});
   FindFetchSources(r);
-  if (position > 0) {
+  alone_.Start({});
+  if (position > 0 && options.disaggregation != Disaggregation::kNever) {
     for (const Worker* w : members.Alive(mesh::ROLE_PREFILL)) {
       const mesh::Capacity& c = w->registration.capacity();
       prefill_capable |= !w->load.draining && w->load.context_tokens >= position &&
@@ -70,12 +71,19 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
     }
     if (prefill_capable) prefill = ChoosePrefill(r, position);
   }
-  if (prefill) decode = ChooseDecode(r, position, /*handoff=*/true, /*anyone=*/true);
+  if (prefill) {
+    decode = ChooseDecode(r, position, /*handoff=*/true, /*anyone=*/true, prefill->cost.compute);
+  }
   // A decode worker that has the session may compute what is new sooner than it could be brought there.
-  const std::optional<Choice> alone =
-      ChooseDecode(r, position, /*handoff=*/false, /*anyone=*/!prefill_capable);
+  // So may one that has not, where computing takes less than moving the state: once both are known.
+  std::optional<Choice> alone;
+  if (!prefill_capable || options.disaggregation == Disaggregation::kPlanned) {
+    const bool anyone = !prefill_capable || (handoff_bytes_per_second > 0 && AnyRate());
+    alone = ChooseDecode(r, position, /*handoff=*/false, anyone, 0);
+  }
   const bool with_prefill =
-      decode && (!alone || prefill->cost.total() + decode->cost.total() < alone->cost.total());
+      decode && (!alone || HandedOver(prefill->cost, decode->cost).total() <
+                               Alone(alone->cost, alone->worker->load).total());
   if (!with_prefill) {
     // Rather wait for a prefill worker than load one that decodes with more than a step of prompt.
     if (!alone || (prefill_capable && !decode && !FitsAStep(*alone))) return Placed::kNoRoom;
@@ -109,7 +117,8 @@ void RouterCore::Impl::Assign(RouterRequest& r, const std::optional<Choice>& pre
                               : counters.placed_alone);
   r.handoff_tokens = prefill ? prefill->shape.compute_tokens : 0;
   r.phase = prefill ? RequestPhase::kLanding : RequestPhase::kDecoding;
-  r.phase_since = now;
+  r.phase_since = r.placed = now;
+  (prefill ? quickest_alone : quickest_handed_over).Fade();
   r.cached_tokens = 0;
   r.attempt = std::exchange(next_attempt, next_attempt + kAttemptsPerPlacement);
   r.refused_attempt = 0;
@@ -178,14 +187,38 @@ void RouterCore::Impl::LookUp(RouterRequest& r, absl::Time now) {
   ++counters.prefix_lookups;
 }
 
+CostParts RouterCore::Impl::HandedOver(const CostParts& prefill, const CostParts& decode) const {
+  return AtLeast({.queue = prefill.queue + decode.queue,
+                  .move = prefill.move + decode.move,
+                  .compute = prefill.compute + decode.compute},
+                 quickest_handed_over.seconds);
+}
+
+CostParts RouterCore::Impl::Alone(const CostParts& decode, const WorkerLoad& worker) const {
+  return AtLeast(BesideAnswers(decode, worker), quickest_alone.seconds);
+}
+
+bool RouterCore::Impl::AnyRate() const {
+  for (const mesh::Role role : {mesh::ROLE_PREFILL, mesh::ROLE_DECODE}) {
+    for (const Worker* w : members.Alive(role)) {
+      if (w->load.prompt_tokens_per_second > 0 || w->load.tokens_per_second > 0) return true;
+    }
+  }
+  return false;
+}
+
 // Of workers that do not know theirs yet: the mean of the others; 0: nobody knows.
 double RouterCore::Impl::MeanPromptRate() const {
   double sum = 0;
   int64_t known = 0;
   for (const mesh::Role role : {mesh::ROLE_PREFILL, mesh::ROLE_DECODE}) {
     for (const Worker* w : members.Alive(role)) {
-      sum += w->load.prompt_tokens_per_second;
-      known += w->load.prompt_tokens_per_second > 0;
+      // Prefill workers compute nothing else, if in small steps.
+      const double rate = w->load.prompt_tokens_per_second > 0 || role == mesh::ROLE_DECODE
+                              ? w->load.prompt_tokens_per_second
+                              : w->load.tokens_per_second;
+      sum += rate;
+      known += rate > 0;
     }
   }
   return known > 0 ? sum / static_cast<double>(known) : 0;
@@ -261,7 +294,8 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const Ro
 
 std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const RouterRequest& r,
                                                                        int64_t position,
-                                                                       bool handoff, bool anyone) {
+                                                                       bool handoff, bool anyone,
+                                                                       double hidden_seconds) {
   const int64_t block = BlockTokens(), reach = r.prompt_tokens() + r.spec.max_tokens;
   Priced& priced = handoff ? decodes_ : alone_;
   priced.Start({.request_id = r.spec.request_id,
@@ -274,10 +308,11 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
     Holding holding;
     if (handoff) {
       const mesh::Capacity& c = w->registration.capacity();
-      holding.transfer_bytes = static_cast<int64_t>(c.slab_bytes()) +
-                               std::max<int64_t>(position / block - match.latents, 0) *
-                                   static_cast<int64_t>(c.block_bytes());
-      holding.transfer_seconds = MoveSeconds(holding.transfer_bytes);
+      const int64_t latents = std::max<int64_t>(position / block - match.latents, 0) *
+                              static_cast<int64_t>(c.block_bytes());
+      holding.transfer_bytes = static_cast<int64_t>(c.slab_bytes()) + latents;
+      holding.transfer_seconds =
+          MoveSeconds(holding.transfer_bytes) - std::min(MoveSeconds(latents), hidden_seconds);
     } else {
       holding = Cached(*w, match, block, position);
       AddFetches(*w, match, holding);

@@ -203,6 +203,12 @@ absl::Status Run(RouterFlags flags, const SignalWaiter& signals) {
   RETURN_IF_ERROR(CheckListen("--listen", flags.listen));
   RETURN_IF_ERROR(CheckListen("--http", flags.http));
   flags.front.model = flags.model;
+  const auto disaggregation = DisaggregationNamed(flags.disaggregate);
+  if (!disaggregation) {
+    return InvalidArgument("--disaggregate: \"%s\" is not known; use planned, always or never",
+                           flags.disaggregate);
+  }
+  flags.core.disaggregation = *disaggregation;
   flags.core.waiting_max = absl::Seconds(flags.waiting_seconds);
   flags.core.ageing_max = absl::Seconds(flags.ageing_seconds);
   flags.core.request_max = absl::Seconds(flags.request_seconds);
@@ -243,6 +249,9 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
   bound("--waiting-seconds", f->waiting_seconds, "longest wait for room");
   bound("--request-seconds", f->request_seconds, "longest life of a request");
   bound("--handoff-attempts", f->core.handoff_attempts_max, "hand-offs tried for one request");
+  option("--disaggregate", f->disaggregate,
+         "whether prefill workers compute prompts: as planned for each request, always or never")
+      ->check(CLI::IsMember({"planned", "always", "never"}));
   bound("--prompt-tokens", f->core.prompt_tokens_max, "of the longest prompt taken");
   bound("--sessions", f->core.sessions_max, "conversations whose tokens are remembered by name");
   bound("--session-mib", f->session_mib, "of the tokens of these (MiB: 2^20 bytes)");

@@ -77,9 +77,8 @@ class RouterFetchTest : public RouterCoreTest {
   const Decision& Last() { return *core->decisions().Last(1).at(0); }
 };
 
-// The least of computing all that `w` lacks and of every fetch; `base` false: a fetch of most of it only.
-double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, bool base,
-               int64_t* to_compute) {
+// The least of computing all that `w` lacks and of every fetch.
+double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, int64_t* to_compute) {
   double best = kNever;
   const auto consider = [&](double seconds, int64_t cached) {
     const double total = w.queue() + seconds + static_cast<double>(tokens - cached) / w.rate;
@@ -87,10 +86,9 @@ double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, bool
     best = total;
     *to_compute = tokens - cached;
   };
-  if (base) consider(0, w.snapshot * 64);
+  consider(0, w.snapshot * 64);
   for (const Fake& from : all) {
     if (from.link == w.link || !from.fetches || !w.fetches || from.snapshot <= w.snapshot) continue;
-    if (!base && from.snapshot * 128 < tokens) continue;
     const double bytes =
         kSlab + kBlock * static_cast<double>(std::max<int64_t>(0, from.snapshot - w.latents));
     const double step = static_cast<double>(std::min(from.waiting, kStep)) / from.rate;
@@ -131,20 +129,26 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
 
     bool capable = false;
     double prefill = kNever, decode = kNever, own = kNever;
-    int64_t own_compute = 0, ignored = 0;
+    int64_t own_compute = 0;
+    double computing = 0;  // latents are on their way meanwhile
     for (const Fake& w : all) capable |= w.prefill && !w.draining;
     for (const Fake& w : all) {
-      if (!w.room()) continue;
-      if (w.prefill) {
-        prefill = std::min(prefill, Compute(w, all, position, true, &ignored));
-        continue;
-      }
-      const double bytes =
-          kSlab + kBlock * static_cast<double>(std::max<int64_t>(0, position / 64 - w.latents));
-      decode = std::min(
-          decode, w.queue() + bytes / kBandwidth + static_cast<double>(prompt - position) / w.rate);
+      if (!w.room() || !w.prefill) continue;
       int64_t compute = 0;
-      const double mine = Compute(w, all, prompt, !capable || w.snapshot > 0, &compute);
+      const double mine = Compute(w, all, position, &compute);
+      if (mine < prefill) computing = static_cast<double>(compute) / w.rate;
+      prefill = std::min(prefill, mine);
+    }
+    for (const Fake& w : all) {
+      if (!w.room() || w.prefill) continue;
+      const double latents = kBlock *
+                             static_cast<double>(std::max<int64_t>(0, position / 64 - w.latents)) /
+                             kBandwidth;
+      decode =
+          std::min(decode, w.queue() + kSlab / kBandwidth + std::max(0.0, latents - computing) +
+                               static_cast<double>(prompt - position) / w.rate);
+      int64_t compute = 0;
+      const double mine = Compute(w, all, prompt, &compute);
       if (mine < own) own_compute = compute;
       own = std::min(own, mine);
     }

@@ -1,0 +1,146 @@
+// Whether a prompt is handed over or computed where it is decoded: by order, and by estimate.
+#include <gtest/gtest.h>
+
+#include "tests/unit/services/router_harness.h"
+
+namespace deltamesh {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr LinkId kPrefill = 1, kDecode = 2;
+constexpr uint64_t kSlabBytes = 4 << 20;
+
+class RouterDisaggregationTest : public RouterCoreTest {
+ protected:
+  void Begin(Disaggregation how, uint64_t block_bytes = 0) {
+    RouterOptions options = DefaultOptions();
+    options.disaggregation = how;
+    Restart(options);
+    for (const auto& [link, role] :
+         {std::pair(kPrefill, mesh::ROLE_PREFILL), std::pair(kDecode, mesh::ROLE_DECODE)}) {
+      mesh::WorkerMessage m = TestRegister(link == kPrefill ? "p" : "d", role);
+      m.mutable_register_()->mutable_capacity()->set_slab_bytes(kSlabBytes);
+      m.mutable_register_()->mutable_capacity()->set_block_bytes(block_bytes);
+      m.mutable_register_()->mutable_capacity()->set_step_tokens(2048);
+      Open(link, m);
+    }
+    Drain();
+  }
+  void Rates(double prefill, double decode, double prefill_mixed = 0) {
+    for (const LinkId link : {kPrefill, kDecode}) {
+      mesh::WorkerMessage m;
+      mesh::Heartbeat* load = m.mutable_heartbeat();
+      load->set_slabs_free(4);
+      load->set_latent_blocks_free(64);
+      load->set_prompt_tokens_per_second(link == kPrefill ? prefill : decode);
+      load->set_tokens_per_second(link == kPrefill ? prefill_mixed : 3);
+      Send(link, m);
+    }
+  }
+  // Whether the router hands the prompt over. The request ends at once.
+  bool HandsOver(const std::string& id, int64_t prompt) {
+    EXPECT_TRUE(Submit(id, prompt).ok());
+    const std::string said = Drain();
+    EXPECT_THAT(said, HasSubstr("StartDecode " + id));
+    core->CancelClient(id, now);
+    Drain();
+    return said.find("handoff=0") == std::string::npos;
+  }
+  // A request that is handed over at so many bytes a second, and whose first token comes after so long.
+  void HandOver(const std::string& id, int64_t prompt, double bytes_per_second,
+                absl::Duration until_token) {
+    ASSERT_TRUE(Submit(id, prompt).ok());
+    Drain();
+    Grant(kDecode, id, static_cast<uint64_t>((prompt - 1) / 64 * 64), attempts[id]);
+    Drain();
+    mesh::WorkerMessage m;
+    m.mutable_handoff_result()->set_request_id(id);
+    m.mutable_handoff_result()->set_attempt(attempts[id]);
+    m.mutable_handoff_result()->set_bytes(kSlabBytes);
+    m.mutable_handoff_result()->set_seconds(static_cast<double>(kSlabBytes) / bytes_per_second);
+    Send(kDecode, m);
+    now += until_token;
+    Tokens(kDecode, id, {5}, 0, mesh::SequenceOutput::STOP_TOKEN);
+    EXPECT_THAT(Drain(), HasSubstr("client " + id + " finished"));
+  }
+};
+
+TEST_F(RouterDisaggregationTest, AlwaysAndNeverAreObeyed) {
+  Begin(Disaggregation::kAlways);
+  Rates(1000, 1000000);
+  EXPECT_TRUE(HandsOver("a", 200));
+  EXPECT_FALSE(HandsOver("b", 64)) << "nothing to hand over";
+  Begin(Disaggregation::kNever);
+  Rates(1000000, 1000);
+  EXPECT_FALSE(HandsOver("a", 200));
+}
+
+TEST_F(RouterDisaggregationTest, WithoutAnyRatePromptsAreHandedOver) {
+  Begin(Disaggregation::kPlanned);
+  EXPECT_TRUE(HandsOver("a", 200));
+}
+
+TEST_F(RouterDisaggregationTest, AShortPromptIsNotWorthMovingAState) {
+  Begin(Disaggregation::kPlanned);
+  HandOver("first", 200, 2 << 20, absl::ZeroDuration());  // so a slab takes two seconds
+  Rates(2000, 500);
+  EXPECT_FALSE(HandsOver("short", 200)) << "0.4 s against 2 s";
+  EXPECT_TRUE(HandsOver("long", 2000)) << "4 s against 1 s and 2 s";
+}
+
+// Small steps tell a decode worker's pace of answers, not of prompts: that of prefill workers stands in.
+TEST_F(RouterDisaggregationTest, PromptsOfDecodeWorkersAreEstimatedByPrefillWorkers) {
+  Begin(Disaggregation::kPlanned);
+  HandOver("first", 200, 2 << 20, absl::ZeroDuration());
+  Rates(0, 0, /*prefill_mixed=*/1000);
+  EXPECT_FALSE(HandsOver("short", 200)) << "0.2 s against 0.2 s and 2 s";
+}
+
+// All answers that stream there wait while a prompt is computed among them.
+TEST_F(RouterDisaggregationTest, WhereAnswersStreamAPromptCostsThemToo) {
+  Begin(Disaggregation::kPlanned);
+  Rates(1000, 1500);
+  EXPECT_TRUE(HandsOver("unknown", 1500)) << "nobody knows how long a state takes";
+  HandOver("first", 200, 1e12, absl::ZeroDuration());
+  EXPECT_FALSE(HandsOver("nobody there", 1500)) << "1 s against 1.5 s";
+  ASSERT_TRUE(Submit("streams", 10).ok());
+  Drain();
+  EXPECT_TRUE(HandsOver("another", 1500)) << "1 s for it and for those there against 1.5 s";
+}
+
+// Latents leave while the prompt computes: only what is longer under way than that counts.
+TEST_F(RouterDisaggregationTest, LatentsThatLeaveMeanwhileCostNothing) {
+  Begin(Disaggregation::kPlanned, /*block_bytes=*/1 << 20);
+  HandOver("first", 200, 64 << 20, absl::ZeroDuration());
+  // 23 blocks take 0.36 s, the slab 0.06 s.
+  Rates(1472 / 1.0, 1500 / 1.2);
+  EXPECT_TRUE(HandsOver("slow to compute", 1500)) << "1.2 s against 1 s and 0.06 s";
+  Rates(1472 / 0.1, 1500 / 0.3);
+  EXPECT_FALSE(HandsOver("quick to compute", 1500)) << "0.3 s against 0.1 s and 0.26 s and 0.06 s";
+}
+
+// Rates say nothing of what a step and a message take. First tokens do.
+TEST_F(RouterDisaggregationTest, NoHandOffIsEstimatedQuickerThanTheQuickestWas) {
+  Begin(Disaggregation::kPlanned);
+  HandOver("first", 200, 1e12, absl::Seconds(1));
+  Rates(2000, 500);
+  EXPECT_FALSE(HandsOver("short", 200)) << "0.4 s against 1 s";
+  EXPECT_TRUE(HandsOver("long", 1500)) << "3 s against 1 s";
+  HandOver("quicker", 1500, 1e12, absl::Milliseconds(200));
+  EXPECT_TRUE(HandsOver("short again", 200)) << "0.4 s against 0.2 s";
+}
+
+// A way that was slow once is tried again.
+TEST_F(RouterDisaggregationTest, WhatWasSlowOnceIsNotShunnedForever) {
+  Begin(Disaggregation::kPlanned);
+  HandOver("first", 200, 1e12, absl::Seconds(30));
+  Rates(2000, 500);
+  EXPECT_FALSE(HandsOver("long", 1500)) << "3 s against 30 s";
+  int tries = 0;
+  while (tries < 200 && !HandsOver("long " + std::to_string(tries), 1500)) ++tries;
+  EXPECT_LT(tries, 100);
+}
+
+}  // namespace
+}  // namespace deltamesh
