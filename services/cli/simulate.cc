@@ -5,6 +5,7 @@
 #include "CLI/CLI.hpp"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "services/simulate/disaggregation.h"
 
 namespace deltamesh {
 
@@ -19,12 +20,14 @@ void AddSimulateFlags(CLI::App* app, SimulateOptions* o) {
   app->add_option("--conv", o->conv, "type of convolution inputs: f32, bf16 or fp8")
       ->capture_default_str();
   app->add_option("--traffic", s.traffic,
-                  "agents, documents, or a file of JSON lines in Mooncake's format")
+                  "agents, documents, unique (documents that nobody asks about again), chats, or a "
+                  "file of JSON lines in Mooncake's format")
       ->capture_default_str();
   app->add_option("--seed", s.seed, "of the traffic; the same one gives the same report")
       ->capture_default_str();
   app->add_option("--sessions", s.sessions, "sessions of agents")->capture_default_str();
   app->add_option("--requests", s.requests, "requests about documents")->capture_default_str();
+  app->add_option("--chats", s.chats, "short chats")->capture_default_str();
   app->add_option("--hours", s.hours, "over which sessions begin or requests come")
       ->capture_default_str();
   app->add_option("--policy", s.policies,
@@ -38,6 +41,17 @@ void AddSimulateFlags(CLI::App* app, SimulateOptions* o) {
                   "prefill workers; none of both kinds: one cache, no queue")
       ->capture_default_str();
   app->add_option("--decode-workers", s.decode_workers, "decode workers")->capture_default_str();
+  app->add_option("--disaggregate", s.disaggregation,
+                  "whether prefill workers compute prompts: planned, always, never, or several")
+      ->delimiter(',')
+      ->capture_default_str();
+  app->add_flag(
+      "--compare-disaggregation", o->compare,
+      "instead: planned, always and never under three kinds of traffic of their own, light "
+      "and busy, over fast and slow links");
+  app->add_option("--scale", o->scale, "of how long these last")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app->add_option("--sequences", s.slabs, "sequences at once on a worker")->capture_default_str();
   app->add_option("--prompt-rate", s.rates.prompt_tokens_per_second,
                   "prompt tokens per second of a worker")
@@ -62,16 +76,26 @@ absl::Status RunSimulate(const SimulateOptions& o, std::ostream& out, std::ostre
   s.rates.token_seconds = o.token_ms / 1e3;
   InitLog("simulate", LogLevel::kError);  // a router tells of every request
   auto before = std::chrono::steady_clock::now();
-  ASSIGN_OR_RETURN(const nlohmann::ordered_json document,
-                   Simulate(s, [&](const std::string& policy, int64_t requests) {
-                     const auto now = std::chrono::steady_clock::now();
-                     const double seconds = std::chrono::duration<double>(now - before).count();
-                     before = now;
-                     log << absl::StrFormat("%s: %d requests in %.1f s, %.0f a second\n", policy,
-                                            requests, seconds,
-                                            static_cast<double>(requests) / seconds)
-                         << std::flush;
-                   }));
+  const auto progress = [&](const std::string& what, int64_t requests) {
+    const auto now = std::chrono::steady_clock::now();
+    const double seconds = std::chrono::duration<double>(now - before).count();
+    before = now;
+    log << absl::StrFormat("%s: %d requests in %.1f s, %.0f a second\n", what, requests, seconds,
+                           static_cast<double>(requests) / seconds)
+        << std::flush;
+  };
+  if (o.compare) {
+    if (s.prefill_workers == 0 && s.decode_workers == 0) s.prefill_workers = s.decode_workers = 4;
+    ASSIGN_OR_RETURN(const nlohmann::ordered_json document,
+                     CompareDisaggregation({.base = s, .scale = o.scale}, progress));
+    if (o.json) {
+      out << document.dump(1) << "\n";
+    } else {
+      PrintDisaggregation(document, out);
+    }
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const nlohmann::ordered_json document, Simulate(s, progress));
   if (o.json) {
     // A path need not be UTF-8.
     out << document.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";

@@ -17,6 +17,8 @@ struct SimulateOptions {
   SimulationOptions simulation;
   std::string latents = "bf16", state = "f32", conv = "bf16";
   double cache_gb = 0, link_gb = 50, step_ms = 20, token_ms = 0.3;
+  bool compare = false;  // ways of disaggregation instead
+  double scale = 1;      // of that
   bool json = false;
 };
 

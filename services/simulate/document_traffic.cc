@@ -25,6 +25,9 @@ const Quantiles& AnswerTokens() {
   return q;
 }
 
+// Of documents that nobody asks about again; beyond those with popularity.
+constexpr uint64_t kUniqueDocuments = uint64_t{1} << 40;
+
 // A document's size is its own: the same each time.
 int64_t TokensOf(uint64_t document) {
   return static_cast<int64_t>(DocumentTokens().At(SimRandom(7, document).Uniform()));
@@ -65,7 +68,9 @@ Turn DocumentTraffic::Next() {
   live_[slot] = std::make_unique<ContentPath>();
   ContentPath& text = *live_[slot];
   text.Append(kCommonText, kCommonTokens);
-  uint64_t document = kDocumentText | static_cast<uint64_t>(DrawDocument()) << 16;
+  const uint64_t first = options_.unique ? kUniqueDocuments + static_cast<uint64_t>(made_)
+                                         : static_cast<uint64_t>(DrawDocument());
+  uint64_t document = kDocumentText | first << 16;
   text.Append(document, TokensOf(document));
   for (int more = 0; more < 2 && random_.Uniform() < 0.35; ++more) {
     // Those that follow are few, and the first of them most often.

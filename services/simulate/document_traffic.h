@@ -21,7 +21,8 @@ struct DocumentTrafficOptions {
   int64_t requests = 4000;
   double requests_per_second = 1.1;
   int64_t documents = 2000;
-  double skew = 0.8;  // of popularity: rank to the power of minus this
+  double skew = 0.8;    // of popularity: rank to the power of minus this
+  bool unique = false;  // every document is asked about once: only the common text is shared
 };
 
 class DocumentTraffic final : public Traffic {

@@ -6,7 +6,7 @@
 namespace deltamesh {
 namespace {
 
-constexpr double kFirst = 1e-4, kWidth = 1.02;
+constexpr double kFirst = 1e-4, kWidth = 1.002;
 
 }  // namespace
 

@@ -33,13 +33,15 @@ RouterOptions RouterOf(const MeshRunOptions& o) {
   options.waiting_tokens_max = int64_t{1} << 40;
   // Virtual workers send heartbeats only when there is something to say, and are never lost.
   options.lease = absl::Hours(24 * 365 * 100);
+  options.disaggregation = o.disaggregation;
   return options;
 }
 
 struct Live {
   Turn turn;
   int64_t tries = 0;
-  bool answered = false;  // the first token is there
+  bool answered = false;  // the first token is there, since
+  double first_at = 0;
 };
 
 struct Event {
@@ -264,10 +266,19 @@ class MeshRun {
       return Annotate(close->status, "the router closed a virtual worker's link");
     } else if (const auto* tokens = std::get_if<ClientTokens>(&action)) {
       Live& live = *live_.at(tokens->request_id);
-      if (!std::exchange(live.answered, true)) result_.first_token.Add(now - live.turn.at);
+      if (!std::exchange(live.answered, true)) {
+        live.first_at = now;
+        result_.first_token.Add(now - live.turn.at);
+      }
     } else if (const auto* finished = std::get_if<ClientFinished>(&action)) {
       result_.prompt_tokens += finished->usage.prompt_tokens;
       result_.restored_tokens += finished->usage.cached_tokens;
+      const Live& live = *live_.at(finished->request_id);
+      result_.completion.Add(now - live.turn.at);
+      if (live.turn.output_tokens > 1) {
+        const auto gaps = static_cast<double>(live.turn.output_tokens - 1);
+        result_.token_gap.Add((now - live.first_at) / gaps);
+      }
       End(finished->request_id, now);
     } else if (const auto* failed = std::get_if<ClientFailed>(&action)) {
       Refused(failed->request_id, failed->status, now);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
+#include "services/router/router_options.h"
 #include "services/simulate/cache_policy.h"
 #include "services/simulate/latency.h"
 #include "services/simulate/policy_cache.h"
@@ -23,6 +24,7 @@ struct MeshRunOptions {
   SchedulerOptions decode_scheduler = {
       .step_tokens_max = 2048, .chunk_tokens_max = 1024, .running_max = 64};
   int64_t slabs = 64;  // sequences at once on a worker
+  Disaggregation disaggregation = Disaggregation::kPlanned;
   double link_bytes_per_second = 50e9;
   double link_seconds = 100e-6;
 };
@@ -38,7 +40,9 @@ struct MeshRunResult {
   int64_t superseded = 0, evicted = 0;
   double last_second = 0;
   double prefill_busy = 0, decode_busy = 0;  // share of their time
-  Latency first_token;                       // since the request came, however often it was refused
+  // Since the request came, however often it was refused: until the first token, and until the last one.
+  Latency first_token, completion;
+  Latency token_gap;  // of an answer's tokens after the first, the mean
 
   double hit_rate() const;
   double recomputed_per_request() const;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <ostream>
 #include <string>
+#include <string_view>
 
 #include "services/simulate/cache_run.h"
 #include "services/simulate/mesh_run.h"
@@ -18,8 +19,9 @@ nlohmann::ordered_json CacheRow(const std::string& policy, const CacheRunResult&
 void PrintCacheRows(const nlohmann::ordered_json& rows, std::ostream& out);
 
 // `bound_hit_rate`: of one cache as large as all of them, with states for free.
-nlohmann::ordered_json MeshRow(const std::string& policy, const MeshRunResult& result,
-                               std::optional<double> bound_hit_rate);
+nlohmann::ordered_json MeshRow(const std::string& policy, std::string_view disaggregation,
+                               const MeshRunResult& result, std::optional<double> bound_hit_rate);
+nlohmann::ordered_json LatencyJson(const Latency& latency);
 void PrintMeshRows(const nlohmann::ordered_json& rows, std::ostream& out);
 
 }  // namespace deltamesh

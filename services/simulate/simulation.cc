@@ -10,6 +10,7 @@
 #include "services/simulate/agent_traffic.h"
 #include "services/simulate/cache_policy.h"
 #include "services/simulate/cache_run.h"
+#include "services/simulate/chat_traffic.h"
 #include "services/simulate/document_traffic.h"
 #include "services/simulate/report.h"
 #include "services/simulate/trace_traffic.h"
@@ -22,9 +23,14 @@ using nlohmann::ordered_json;
 constexpr int64_t kSessionsMax = 10'000'000, kRequestsMax = 1'000'000'000, kWorkersMax = 10'000;
 constexpr double kBytesMax = 1e18;  // stands for no bound; every sum of sizes stays below 2^63
 
-absl::Status Check(const SimulationOptions& o) {
+}  // namespace
+
+absl::Status CheckSimulation(const SimulationOptions& o) {
   if (o.sessions < 1 || o.sessions > kSessionsMax) {
     return InvalidArgument("sessions: %d; use 1 to %d", o.sessions, kSessionsMax);
+  }
+  if (o.chats < 1 || o.chats > kSessionsMax) {
+    return InvalidArgument("chats: %d; use 1 to %d", o.chats, kSessionsMax);
   }
   if (o.requests < 1 || o.requests > kRequestsMax) {
     return InvalidArgument("requests: %d; use 1 to %d", o.requests, kRequestsMax);
@@ -56,7 +62,7 @@ absl::Status Check(const SimulationOptions& o) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<CacheBytes> BytesOf(const SimulationOptions& o) {
+absl::StatusOr<CacheBytes> CacheBytesOf(const SimulationOptions& o) {
   ModelShape shape;
   if (o.config.empty()) {
     shape = KimiK3Shape();
@@ -84,18 +90,21 @@ MeshRunOptions MeshOf(const SimulationOptions& o, const CachePolicy& policy,
   return mesh;
 }
 
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<Traffic>> MakeTraffic(const SimulationOptions& o) {
   if (o.traffic == "agents") {
     return std::make_unique<AgentTraffic>(
         AgentTrafficOptions{.seed = o.seed, .sessions = o.sessions, .day_seconds = o.hours * 3600});
   }
-  if (o.traffic == "documents") {
+  if (o.traffic == "documents" || o.traffic == "unique") {
     return std::make_unique<DocumentTraffic>(DocumentTrafficOptions{
         .seed = o.seed,
         .requests = o.requests,
-        .requests_per_second = static_cast<double>(o.requests) / (o.hours * 3600)});
+        .requests_per_second = static_cast<double>(o.requests) / (o.hours * 3600),
+        .unique = o.traffic == "unique"});
+  }
+  if (o.traffic == "chats") {
+    return std::make_unique<ChatTraffic>(
+        ChatTrafficOptions{.seed = o.seed, .chats = o.chats, .seconds = o.hours * 3600});
   }
   ASSIGN_OR_RETURN(std::unique_ptr<Traffic> trace, TraceTraffic::Open(o.traffic));
   return trace;
@@ -103,12 +112,21 @@ absl::StatusOr<std::unique_ptr<Traffic>> MakeTraffic(const SimulationOptions& o)
 
 absl::StatusOr<ordered_json> Simulate(const SimulationOptions& o,
                                       const SimulationProgress& progress) {
-  RETURN_IF_ERROR(Check(o));
-  ASSIGN_OR_RETURN(const CacheBytes bytes, BytesOf(o));
+  RETURN_IF_ERROR(CheckSimulation(o));
+  ASSIGN_OR_RETURN(const CacheBytes bytes, CacheBytesOf(o));
   std::vector<CachePolicy> policies;
   for (const std::string& name : o.policies.empty() ? DefaultPolicies() : o.policies) {
     ASSIGN_OR_RETURN(CachePolicy policy, PolicyNamed(name));
     policies.push_back(std::move(policy));
+  }
+  std::vector<Disaggregation> ways;
+  for (const std::string& name : o.disaggregation) {
+    const auto way = DisaggregationNamed(name);
+    if (!way) {
+      return InvalidArgument("disaggregate: \"%s\" is not known; use planned, always or never",
+                             name);
+    }
+    ways.push_back(*way);
   }
   ordered_json document = {{"model", o.config.empty() ? "Kimi K3" : o.config},
                            {"snapshot_bytes", bytes.snapshot},
@@ -129,12 +147,16 @@ absl::StatusOr<ordered_json> Simulate(const SimulationOptions& o,
   ordered_json cache_rows = ordered_json::array(), mesh_rows = ordered_json::array();
   std::optional<CacheRunResult> bound;
   for (const CachePolicy& policy : policies) {
-    ASSIGN_OR_RETURN(const std::unique_ptr<Traffic> traffic, MakeTraffic(o));
     if (mesh && !policy.free_state) {
-      ASSIGN_OR_RETURN(const MeshRunResult result, RunMesh(*traffic, MeshOf(o, policy, bytes)));
-      mesh_rows.push_back(
-          MeshRow(policy.name, result, bound ? std::optional(bound->hit_rate()) : std::nullopt));
-      if (progress) progress(policy.name, result.requests);
+      for (const Disaggregation way : ways) {
+        ASSIGN_OR_RETURN(const std::unique_ptr<Traffic> traffic, MakeTraffic(o));
+        MeshRunOptions options = MeshOf(o, policy, bytes);
+        options.disaggregation = way;
+        ASSIGN_OR_RETURN(const MeshRunResult result, RunMesh(*traffic, options));
+        mesh_rows.push_back(MeshRow(policy.name, DisaggregationName(way), result,
+                                    bound ? std::optional(bound->hit_rate()) : std::nullopt));
+        if (progress) progress(policy.name, result.requests);
+      }
       continue;
     }
     CacheBytes all = bytes;  // one cache as large as all workers' together
@@ -142,6 +164,7 @@ absl::StatusOr<ordered_json> Simulate(const SimulationOptions& o,
       const double workers = static_cast<double>(o.prefill_workers + o.decode_workers);
       all.bytes_max = static_cast<int64_t>(std::min(kBytesMax, o.cache_bytes * workers));
     }
+    ASSIGN_OR_RETURN(const std::unique_ptr<Traffic> traffic, MakeTraffic(o));
     ASSIGN_OR_RETURN(const CacheRunResult result, RunCache(*traffic, policy, all));
     if (policy.free_state) bound = result;
     cache_rows.push_back(CacheRow(policy.name, result, bound));

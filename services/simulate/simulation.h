@@ -18,13 +18,16 @@ namespace deltamesh {
 struct SimulationOptions {
   std::string config;  // of the model; empty: Kimi K3
   CacheWidths widths = {.latent = 2, .state = 4, .conv = 2};
-  std::string traffic = "agents";  // "agents", "documents" or a trace file
+  std::string traffic = "agents";  // "agents", "documents", "unique", "chats" or a trace file
   uint64_t seed = 1;
-  int64_t sessions = 710;                           // of agents
-  int64_t requests = 4000;                          // about documents
+  int64_t sessions = 710;   // of agents
+  int64_t requests = 4000;  // about documents, shared or unique
+  int64_t chats = 4000;
   double hours = 24;                                // over which sessions begin, or requests come
   std::vector<std::string> policies;                // empty: those of the measured table
   int64_t prefill_workers = 0, decode_workers = 0;  // both 0: one cache, no queue
+  std::vector<std::string> disaggregation = {
+      "planned"};  // of a mesh: each in turn, see Disaggregation
   WorkerRates rates;
   double link_bytes_per_second = 50e9;
   int64_t slabs = 64;
@@ -32,6 +35,11 @@ struct SimulationOptions {
 };
 
 absl::StatusOr<std::unique_ptr<Traffic>> MakeTraffic(const SimulationOptions& options);
+absl::StatusOr<CacheBytes> CacheBytesOf(const SimulationOptions& options);
+// Rates, sizes and bounds that a mesh can have; of traffic only what is a number.
+absl::Status CheckSimulation(const SimulationOptions& options);
+MeshRunOptions MeshOf(const SimulationOptions& options, const CachePolicy& policy,
+                      const CacheBytes& bytes);
 
 // `progress` hears of each policy when it is done, with its requests; may be empty.
 using SimulationProgress = std::function<void(const std::string& policy, int64_t requests)>;

@@ -47,7 +47,7 @@ void TraceTraffic::ReadLine() {
   std::string text;
   while (std::getline(file_, text)) {
     ++line_;
-    if (text.empty()) continue;
+    if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
     if (static_cast<int64_t>(text.size()) > kLineBytesMax) {
       status_ = InvalidArgument("%s:%d: %d bytes in a line; at most %d", path_, line_, text.size(),
                                 kLineBytesMax);

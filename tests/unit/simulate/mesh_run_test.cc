@@ -10,6 +10,7 @@
 #include "runtime/base/status.h"
 #include "services/simulate/agent_traffic.h"
 #include "services/simulate/cache_run.h"
+#include "services/simulate/disaggregation.h"
 #include "services/simulate/latency.h"
 #include "services/simulate/simulation.h"
 #include "services/simulate/trace_traffic.h"
@@ -68,6 +69,61 @@ TEST_F(MeshRunTest, OneRequestTakesTheTimeThatItsPartsTake) {
   EXPECT_NEAR(r.decode_busy * r.last_second, 0.0108 + 10 * 0.011, 1e-9);
 }
 
+TEST_F(MeshRunTest, HandsOverAlwaysOrNeverWhenAsked) {
+  options_.prefill_workers = options_.decode_workers = 2;
+  options_.disaggregation = Disaggregation::kNever;
+  const MeshRunResult never = Agents(4);
+  EXPECT_EQ(never.handoffs, 0);
+  EXPECT_GT(never.placed_append, 0);
+  EXPECT_EQ(never.prefill_busy, 0);
+  options_.disaggregation = Disaggregation::kAlways;
+  const MeshRunResult always = Agents(4);
+  EXPECT_EQ(always.placed_append + always.placed_alone, 0) << "no prompt of an agent fits a block";
+  EXPECT_EQ(always.handoffs, always.requests);
+  for (const MeshRunResult& r : {never, always}) {
+    EXPECT_EQ(r.failed, 0);
+    EXPECT_EQ(r.completion.count(), r.requests);
+    EXPECT_GT(r.completion.mean(), r.first_token.mean());
+    EXPECT_GE(r.token_gap.Percentile(0.01), 0.011 * 0.99) << "a step of one sequence";
+  }
+}
+
+// Every request once, by hand: the answer's ten gaps are steps of one sequence.
+TEST_F(MeshRunTest, CompletionIsFirstTokenAndGaps) {
+  options_.prefill_workers = options_.decode_workers = 1;
+  const MeshRunResult r =
+      Trace(R"({"timestamp": 0, "input_length": 50, "output_length": 11, "hash_ids": [1]})");
+  EXPECT_EQ(r.handoffs, 0);
+  EXPECT_NEAR(r.first_token.mean(), 0.015, 1e-9);
+  EXPECT_NEAR(r.token_gap.mean(), 0.011, 1e-9);
+  EXPECT_NEAR(r.completion.mean(), 0.015 + 0.11, 1e-9);
+}
+
+TEST(Disaggregation, ComparesTheSameTraffic) {
+  InitLog("simulate", LogLevel::kError);
+  DisaggregationOptions options;
+  options.base.prefill_workers = options.base.decode_workers = 2;
+  options.scale = 0.01;
+  const auto document = CompareDisaggregation(options, nullptr);
+  ASSERT_TRUE(document.ok()) << document.status();
+  ASSERT_EQ((*document)["cases"].size(), 12u);
+  for (const auto& c : (*document)["cases"]) {
+    const auto& rows = c["rows"];
+    ASSERT_EQ(rows.size(), 3u);
+    for (const auto& row : rows) {
+      EXPECT_EQ(row["failed"], 0);
+      EXPECT_EQ(row["requests"], rows[0]["requests"]);
+    }
+    EXPECT_EQ(rows[2]["handoffs"], 0);
+    EXPECT_EQ(rows[1]["placed_append"], 0);
+    const double ratio = rows[0]["ttft_mean"].get<double>() / rows[2]["ttft_mean"].get<double>();
+    EXPECT_DOUBLE_EQ(c["planned"]["to_never"]["ttft_mean"].get<double>(), ratio);
+  }
+  EXPECT_EQ(document->dump(), CompareDisaggregation(options, nullptr)->dump());
+  options.base.prefill_workers = 0;
+  EXPECT_TRUE(absl::IsInvalidArgument(CompareDisaggregation(options, nullptr).status()));
+}
+
 TEST_F(MeshRunTest, WithoutPrefillWorkersDecodeWorkersDoAll) {
   options_.prefill_workers = 0;
   options_.decode_workers = 1;
@@ -86,7 +142,7 @@ TEST_F(MeshRunTest, WithoutPrefillWorkersDecodeWorkersDoAll) {
 TEST_F(MeshRunTest, EveryTokenIsRestoredOrComputed) {
   options_.prefill_workers = 3;
   options_.decode_workers = 4;
-  options_.cache.bytes_max = int64_t{60} << 30;
+  options_.cache.bytes_max = int64_t{25} << 30;
   const MeshRunResult r = Agents(12);
   EXPECT_GT(r.requests, 300);
   EXPECT_EQ(r.failed, 0);

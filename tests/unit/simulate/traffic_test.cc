@@ -7,11 +7,14 @@
 #include <fstream>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "runtime/base/status.h"
 #include "services/simulate/agent_traffic.h"
+#include "services/simulate/chat_traffic.h"
 #include "services/simulate/content_path.h"
 #include "services/simulate/document_traffic.h"
+#include "services/simulate/mixed_traffic.h"
 #include "services/simulate/sim_random.h"
 #include "services/simulate/trace_traffic.h"
 
@@ -130,6 +133,54 @@ TEST(DocumentTraffic, PromptsShareBeginningsAndNotEnds) {
   EXPECT_LT(whole, count / 2) << "ends are questions";
 }
 
+TEST(ChatTraffic, PromptsAreShortAndGrow) {
+  ChatTraffic traffic({.seed = 3, .chats = 400});
+  const std::vector<Turn> turns = Drain(traffic);
+  EXPECT_GT(turns.size(), 800u);
+  EXPECT_LT(turns.size(), 2400u);
+  EXPECT_LT(Median(turns, [](const Turn& t) { return t.prompt_tokens; }), 2000);
+  EXPECT_NEAR(Median(turns, [](const Turn& t) { return t.output_tokens; }), 220, 30);
+  std::map<uint64_t, int64_t> grown;
+  for (const Turn& t : turns)
+    EXPECT_GT(t.prompt_tokens, std::exchange(grown[t.session], t.prompt_tokens));
+  EXPECT_EQ(grown.size(), 400u);
+}
+
+TEST(DocumentTraffic, UniqueOnesShareOnlyTheCommonText) {
+  DocumentTraffic traffic({.requests = 300, .unique = true});
+  std::map<PrefixKey, int> seen;
+  while (traffic.NextAt()) {
+    const Turn turn = traffic.Next();
+    for (size_t i = 0; i < turn.keys->size(); ++i)
+      EXPECT_EQ(seen[(*turn.keys)[i]]++ > 0, i < 9 && seen.size() > 9) << i;
+    traffic.Finished(turn, turn.at);
+  }
+}
+
+// What each part would bring alone, merged by time.
+TEST(MixedTraffic, IsItsParts) {
+  const auto chats = [](uint64_t seed) {
+    return std::make_unique<ChatTraffic>(ChatTrafficOptions{.seed = seed, .chats = 30});
+  };
+  std::vector<std::unique_ptr<Traffic>> parts;
+  parts.push_back(chats(1));
+  parts.push_back(std::make_unique<DocumentTraffic>(DocumentTrafficOptions{.requests = 40}));
+  MixedTraffic mixed(std::move(parts));
+  DocumentTraffic documents({.requests = 40});
+  const auto a = chats(1);
+  std::vector<std::pair<double, int64_t>> expected, got;
+  for (const Turn& t : Drain(*a)) expected.emplace_back(t.at, t.prompt_tokens);
+  for (const Turn& t : Drain(documents)) expected.emplace_back(t.at, t.prompt_tokens);
+  std::set<uint64_t> sessions;
+  for (const Turn& t : Drain(mixed)) {
+    got.emplace_back(t.at, t.prompt_tokens);
+    sessions.insert(t.session);
+  }
+  std::sort(expected.begin(), expected.end());
+  EXPECT_EQ(got, expected);
+  EXPECT_EQ(sessions.size(), 31u) << "those of chats, and none";
+}
+
 class TraceTest : public ::testing::Test {
  protected:
   absl::StatusOr<std::vector<Turn>> Read(const std::string& text) {
@@ -163,6 +214,76 @@ TEST_F(TraceTest, ReadsMooncakesFormat) {
   EXPECT_EQ((*turns)[1].output_tokens, 26);
   EXPECT_EQ(keys_[0].size(), (1100u + 52) / 64);
   for (size_t i = 0; i < 18; ++i) EXPECT_EQ(keys_[0][i] == keys_[1][i], i < 16) << i;
+}
+
+// Requests as the published description shows them: 512 tokens a name, the last one's block in part.
+TEST_F(TraceTest, ReadsThePublishedSamples) {
+  const std::string common = "46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57";
+  const auto turns =
+      Read(R"({"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [)" +
+           common + ", 2353, 2354]}\r\n" +
+           R"({"timestamp": 30535, "input_length": 6472, "output_length": 26, "hash_ids": [)" +
+           common + ", 2366]}\r\n \r\n" +
+           R"({"timestamp": 30535.5, "input_length": 28, "output_length": 0, "hash_ids": [298]})");
+  ASSERT_TRUE(turns.ok()) << turns.status();
+  ASSERT_EQ(turns->size(), 3u);
+  EXPECT_EQ((*turns)[0].at, 27.482);
+  EXPECT_EQ((*turns)[0].prompt_tokens, 6955);
+  EXPECT_EQ((*turns)[0].output_tokens, 52);
+  EXPECT_EQ((*turns)[2].at, 30.5355);
+  EXPECT_EQ((*turns)[2].output_tokens, 1) << "no answer is shorter";
+  EXPECT_EQ(keys_[2].size(), 0u);
+  const size_t shared = 12 * 512 / 64;
+  for (size_t i = 0; i < keys_[1].size(); ++i)
+    EXPECT_EQ(keys_[0][i] == keys_[1][i], i < shared) << i;
+}
+
+// The same last name under prompts of other lengths: equal as far as the shorter one reaches.
+TEST_F(TraceTest, TheLastNameMayCoverLessThanABlock) {
+  const auto turns =
+      Read(R"({"timestamp": 0, "input_length": 655, "output_length": 52, "hash_ids": [46, 47]})"
+           "\n"
+           R"({"timestamp": 0, "input_length": 850, "output_length": 26, "hash_ids": [46, 47]})"
+           "\n"
+           R"({"timestamp": 0, "input_length": 850, "output_length": 26, "hash_ids": [46]})");
+  ASSERT_TRUE(turns.ok()) << turns.status();
+  ASSERT_EQ(keys_[1].size(), 13u);
+  for (size_t i = 0; i < 10; ++i) EXPECT_EQ(keys_[0][i], keys_[1][i]) << i;
+  for (size_t i = 0; i < 13; ++i) EXPECT_EQ(keys_[1][i] == keys_[2][i], i < 8) << i;
+}
+
+TEST_F(TraceTest, OddLinesAreRefusedByNumber) {
+  const std::string good =
+      R"({"timestamp": 5, "input_length": 9, "output_length": 5, "hash_ids": [1]})"
+      "\n";
+  const std::pair<const char*, const char*> odd[] = {
+      {"[5, 9, 5, [1]]", "is not a JSON object"},
+      {R"({"timestamp": 6, "input_length": 9)", "not valid JSON"},
+      {R"({"input_length": 9, "output_length": 5, "hash_ids": [1], "delay": 3})", "timestamp"},
+      {R"({"timestamp": "6", "input_length": 9, "output_length": 5, "hash_ids": [1]})",
+       "timestamp"},
+      {R"({"timestamp": -6, "input_length": 9, "output_length": 5, "hash_ids": [1]})", "timestamp"},
+      {R"({"timestamp": 6, "input_length": 0, "output_length": 5, "hash_ids": []})",
+       "input_length"},
+      {R"({"timestamp": 6, "input_length": 9.5, "output_length": 5, "hash_ids": [1]})",
+       "input_length"},
+      {R"({"timestamp": 6, "input_length": 9, "output_length": -1, "hash_ids": [1]})",
+       "output_length"},
+      {R"({"timestamp": 6, "input_length": 9, "hash_ids": [1]})", "output_length"},
+      {R"({"timestamp": 6, "input_length": 9, "output_length": 5})", "hash_ids"},
+      {R"({"timestamp": 6, "input_length": 9, "output_length": 5, "hash_ids": 1})", "hash_ids"},
+      {R"({"timestamp": 6, "input_length": 9, "output_length": 5, "hash_ids": ["a"]})", "hash_ids"},
+      {R"({"timestamp": 6, "input_length": 9, "output_length": 5, "hash_ids": [-1]})", "hash_ids"},
+      {R"({"timestamp": 6, "input_length": 9, "output_length": 5, "hash_ids": [1, 2]})",
+       "2 hash_ids for 9 tokens, which are 1 blocks of 512"},
+      {R"({"timestamp": 6, "timestamp": 6, "input_length": 9, "output_length": 5, "hash_ids": [1]})",
+       "occurs twice"},
+      {R"({"timestamp": 4, "input_length": 9, "output_length": 5, "hash_ids": [1]})", "goes back"}};
+  for (const auto& [line, why] : odd) {
+    const std::string error = Error(good + "\n" + good + line + "\n" + good);
+    EXPECT_THAT(error, HasSubstr("trace.jsonl:4: ")) << line;
+    EXPECT_THAT(error, HasSubstr(why)) << line;
+  }
 }
 
 TEST_F(TraceTest, ErrorsNameFileLineAndRemedy) {
