@@ -18,6 +18,7 @@ struct HandoffBenchOptions {
   std::vector<int64_t> in_flight = {1, 4};  // hand-offs at once
   int64_t moved_mib = 256;                  // in one run, at least one hand-off
   int repetitions = 3;
+  bool ceiling = true;  // take turns with it
 };
 
 absl::Status CheckHandoffOptions(const HandoffBenchOptions& options);

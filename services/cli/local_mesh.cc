@@ -49,6 +49,7 @@ absl::StatusOr<std::unique_ptr<LocalMesh>> LocalMesh::Start(const LocalMeshOptio
       args.push_back("--worker-flag=" + (flag + std::to_string(o.sequences)));
     }
   }
+  args.insert(args.end(), o.flags.begin(), o.flags.end());
   RETURN_IF_ERROR(mesh->children_->Start("serve", std::move(args)));
   RETURN_IF_ERROR(mesh->AwaitReady(o.ready_max));
   return mesh;

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -21,6 +22,7 @@ struct LocalMeshOptions {
   std::string weights = "stored";
   std::string activations = "float";
   std::string packed_dir = "auto";
+  std::vector<std::string> flags;  // more of `serve`: "--worker-flag=--slabs=8"
   absl::Duration ready_max = absl::Minutes(5);
 };
 

@@ -19,10 +19,12 @@
 #include "kernels/base/cpu_features.h"
 #include "runtime/base/status.h"
 #include "services/cli/bench.h"
+#include "services/cli/bench_disaggregation.h"
 #include "services/cli/bench_long.h"
 #include "services/cli/bench_mesh.h"
 #include "services/cli/bench_router.h"
 #include "services/cli/bench_scratch.h"
+#include "services/cli/bench_sessions.h"
 #include "services/cli/call.h"
 #include "services/cli/chat.h"
 #include "services/cli/chat_mesh.h"
@@ -232,6 +234,25 @@ void AddBenchMesh(CLI::App& app, Command& command) {
       [=, &command] { command = [=] { return ExitCode(RunBenchMesh(*options, std::cout)); }; });
 }
 
+void AddBenchSessions(CLI::App& app, Command& command) {
+  auto* bench = app.add_subcommand(
+      "bench-sessions", "measure turns on a long prompt that the mesh has seen against their bars");
+  auto options = std::make_shared<SessionBenchOptions>();
+  AddSessionBenchFlags(bench, options.get());
+  bench->callback(
+      [=, &command] { command = [=] { return ExitCode(RunSessionBench(*options, std::cout)); }; });
+}
+
+void AddBenchDisaggregation(CLI::App& app, Command& command) {
+  auto* bench = app.add_subcommand(
+      "bench-disaggregation", "measure planned hand-offs against handing over always and never");
+  auto options = std::make_shared<DisaggregationBenchOptions>();
+  AddDisaggregationBenchFlags(bench, options.get());
+  bench->callback([=, &command] {
+    command = [=] { return ExitCode(RunDisaggregationBench(*options, std::cout)); };
+  });
+}
+
 void AddGenerate(CLI::App& app, Command& command) {
   auto* generate = app.add_subcommand("generate", "one answer from an engine in this process");
   auto options = std::make_shared<GenerateOptions>();
@@ -319,6 +340,8 @@ int Main(int argc, char** argv) {
   AddBenchMesh(app, command);
   AddGenerate(app, command);
   AddBenchRouter(app, command);
+  AddBenchSessions(app, command);
+  AddBenchDisaggregation(app, command);
   AddCall(app, command);
   AddExplain(app, command);
   AddChat(app, command);
