@@ -294,12 +294,12 @@ bool DecodeCore::Step(absl::Time now) {
   prefixes_.SetTime(now);
   prefixes_.Poll(now);
   RunArrived(now);
-  served_.Step();
+  const bool sends = served_.Step();
   const std::optional<StepReport> report = steps_.Step(now);
   if (report) Relay(*report, now);
   teller_.Tell(links_);
   sessions_.Step(now);
-  return report.has_value();
+  return report.has_value() || sends;
 }
 
 void DecodeCore::Relay(const StepReport& report, absl::Time now) {
@@ -337,7 +337,6 @@ void DecodeCore::Tick(absl::Time now) {
   ends_.receiver->Tick(now);
   ends_.sender->Tick(now);
   fetches_.Tick(now);
-  served_.Step();
   requests_.Expire(now);
   prefixes_.SetTime(now);
   prefixes_.Poll(now);

@@ -203,9 +203,9 @@ bool PrefillCore::Step(absl::Time now) {
   prefixes_.SetTime(now);
   prefixes_.Poll(now);
   ComputeArrived(now);
-  served_.Step();
+  const bool sends = served_.Step();
   const std::optional<StepReport> report = steps_.Step(now);
-  if (!report) return false;
+  if (!report) return sends;
   const absl::Time ended = options_.clock != nullptr ? options_.clock->Now() : now;
   for (const SequenceOutput& output : report->outputs) {
     Request* request = requests_.FindSequence(output.id);
@@ -253,7 +253,6 @@ void PrefillCore::Tick(absl::Time now) {
   ends_.sender->Tick(now);
   ends_.receiver->Tick(now);
   fetches_.Tick(now);
-  served_.Step();
   requests_.Expire(now);
   prefixes_.SetTime(now);
   prefixes_.Poll(now);

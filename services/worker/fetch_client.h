@@ -31,6 +31,9 @@ struct FetchOptions {
   int64_t open_max = 4;  // fetched here at once, and sent from here to others at once; 0: none
   absl::Duration claim_max = kHandoffIdleMax;  // from asking to the manifest
   absl::Duration whole_max = absl::Seconds(30);
+  // Of states sent from here, whose checksums are computed between two steps of the engine, which wait for
+  // that. A block or a layer that was begun is finished.
+  int64_t bytes_per_step = int64_t{32} << 20;
 };
 
 struct FetchEnded {

@@ -91,7 +91,7 @@ Refusal FetchServer::Send(const mesh::StateFetch& f, absl::Time now) {
 void FetchServer::OnAsked(const FetchAsked& asked, absl::Time now) {
   const mesh::StateFetch& f = asked.fetch;
   const Refusal refusal = Send(f, now);
-  if (refusal.ok()) return Step();
+  if (refusal.ok()) return;
   const std::string name(ReasonName(refusal.reason));
   ++results_[name];
   LogWarning("fetch.not_served", {{"request", SafeMessage(f.transfer(), 256)},
@@ -122,11 +122,14 @@ bool FetchServer::OnHandoffSent(const HandoffSent& sent) {
   return true;
 }
 
-void FetchServer::Step() {
-  int64_t budget = kBytesPerStep;
+bool FetchServer::Step() {
+  int64_t budget = options_.bytes_per_step;
+  bool more = false;
   for (auto& [transfer, sending] : open_) {
     if (!sending.given && budget > 0) budget -= Give(transfer, sending, budget);
+    more |= !sending.given;
   }
+  return more;
 }
 
 int64_t FetchServer::Give(const std::string& transfer, Sending& sending, int64_t budget) {
@@ -138,11 +141,13 @@ int64_t FetchServer::Give(const std::string& transfer, Sending& sending, int64_t
                             sending.held.latents[static_cast<size_t>(sending.next_block)]);
     bytes += layout.block_bytes();
   }
-  for (int64_t layer = 0; layer < layout.kda_layers; ++layer) {
-    ends_.sender->SendSnapshotLayer(transfer, layer, sending.held.content);
+  for (; sending.next_layer < layout.kda_layers; ++sending.next_layer) {
+    if (bytes >= budget) return bytes;
+    ends_.sender->SendSnapshotLayer(transfer, sending.next_layer, sending.held.content);
+    bytes += layout.snapshot_bytes() / layout.kda_layers;
   }
   sending.given = true;
-  return bytes + layout.snapshot_bytes();
+  return bytes;
 }
 
 void FetchServer::AddMetrics(MetricList& list) const {

@@ -32,20 +32,18 @@ class FetchServer {
   void OnAsked(const FetchAsked& asked, absl::Time now);
   // False: the transfer is none of these.
   bool OnHandoffSent(const HandoffSent& sent);
-  // Gives the sender more of what it is to send. Often.
-  void Step();
+  // Gives the sender more of what it is to send, between two steps of the engine. True: there is yet more.
+  bool Step();
 
   int64_t open() const { return static_cast<int64_t>(open_.size()); }
   void AddMetrics(MetricList& list) const;
 
  private:
-  // Given to the sender, which computes checksums, between two steps of the engine.
-  static constexpr int64_t kBytesPerStep = int64_t{1} << 30;
-
   struct Sending {
     StagedSnapshot held;
     int64_t next_block = 0;  // all before it were given, or are held there
-    bool given = false;      // the slab too
+    int64_t next_layer = 0;  // of the snapshot: all before it were given
+    bool given = false;      // all of it
   };
 
   Refusal Check(const mesh::StateFetch& fetch) const;

@@ -37,7 +37,8 @@ class WorkerCore {
   virtual void OnLinkClosed(LinkId link, absl::Time now) = 0;
   virtual void OnRouterMessage(LinkId link, const mesh::RouterMessage& message, absl::Time now) = 0;
 
-  // One step of the engine; false when there was nothing to do.
+  // One step of the engine, and a bounded part of what is to be done between two of them; false when there
+  // was nothing to do.
   virtual bool Step(absl::Time now) = 0;
   // Deadlines and heartbeats. Call at least every 100 ms.
   virtual void Tick(absl::Time now) = 0;

@@ -1,5 +1,6 @@
 // The reverse of a hand-off: who is to compute a prompt fetches the state that another worker holds, computes
 // the rest, and the answer keeps the bits of one engine that knows of no other.
+#include "absl/container/flat_hash_set.h"
 #include "tests/mesh/fetch_fixture.h"
 
 namespace deltamesh::testing {
@@ -109,6 +110,25 @@ TEST_P(MeshFetchTest, OnlyMissingBlocksMove) {
 // Where computing is quicker than bringing, nothing is brought.
 TEST_P(MeshFetchTest, ASlowLinkIsNotUsed) {
   TestMesh mesh(Options());
+// The engine's steps wait for a part of it only, never for all.
+TEST_P(MeshFetchTest, AStateLeavesInPieces) {
+  TestMeshOptions options = Options();
+  options.fetch.bytes_per_step = 1;
+  TestMesh mesh(options);
+  mesh.Start();
+  std::string holder;
+  const ClientRequest turn = NextTurn(mesh, "s", 40, 67, &holder);
+  Shun(mesh, holder);
+  absl::flat_hash_set<absl::Time> rounds;  // in which something was sent
+  mesh.network().SetFault([&](const InprocMessage& m) {
+    if (m.type == MessageType::kHandoffSegment) rounds.insert(mesh.now());
+    return InprocFault();
+  });
+  EXPECT_EQ(AskCompared(mesh, Golden(GetParam()), turn).usage.cached_tokens, kHeld);
+  EXPECT_EQ(Results(mesh, "OK"), 1u);
+  EXPECT_GE(static_cast<int64_t>(rounds.size()), kHeld / 64 + layout().kda_layers - 1);
+}
+
   mesh.Start();
   std::string holder;
   const ClientRequest turn = NextTurn(mesh, "s", 40, 63, &holder);
