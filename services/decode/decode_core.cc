@@ -13,6 +13,14 @@
 #include "services/worker/metric_list.h"
 
 namespace deltamesh {
+namespace {
+
+// The router chose this worker for what it was to fetch. Without it another one may be better.
+absl::Status NotFetched() {
+  return absl::AbortedError("the state was not to be had; the prompt goes back to the router");
+}
+
+}  // namespace
 
 struct DecodeCore::Request : AdmittedRequest {
   mesh::StartDecode start;
@@ -139,9 +147,11 @@ absl::Status DecodeCore::Admit(Request& request, absl::Time now) {
       std::min<int64_t>(request.start.prompt_size() + int64_t{request.start.max_tokens()},
                         engine_->options().context_tokens_max);
   if (request.start.handoff_tokens() == 0) {
-    if (request.start.has_fetch() &&
-        fetches_.Begin(&request, request.prompt, request.start.fetch(), tokens, now)) {
-      return absl::OkStatus();
+    if (request.start.has_fetch()) {
+      const FetchBegun begun =
+          fetches_.Begin(&request, request.prompt, request.start.fetch(), tokens, now);
+      if (begun == FetchBegun::kAsked) return absl::OkStatus();
+      if (begun == FetchBegun::kRefused) return NotFetched();
     }
     return LoadOrRun(request, now);
   }
@@ -202,9 +212,8 @@ void DecodeCore::RunArrived(absl::Time now) {
     Request* request = requests_.Find(fetched.request);
     if (request == nullptr || !request->fetching) continue;
     request->fetching = false;
-    const absl::Status status = fetched.state == nullptr
-                                    ? LoadOrRun(*request, now)
-                                    : Run(*request, std::move(fetched.state), now);
+    const absl::Status status =
+        fetched.state == nullptr ? NotFetched() : Run(*request, std::move(fetched.state), now);
     if (!status.ok()) requests_.Fail(*request, status);
   }
   std::vector<RequestId> ended;

@@ -51,7 +51,8 @@ struct RouterRequest {
   size_t decode_named = 0, prefill_named = 0;  // of `keys`: Room.named
   LinkId fetch_from = 0;  // who computes the prompt is to fetch from there; 0: from nobody
   int64_t fetch_tokens = 0;
-  std::string avoid_prefill;  // the worker whose hand-off failed last
+  std::vector<LinkId> fetched_in_vain;  // from these; at most kFetchTriesMax
+  std::string avoid_prefill;            // the worker whose hand-off failed last
   std::optional<absl::Time> prefill_gave_up;
   absl::Status prefill_status;
   int64_t delivered = 0;
@@ -138,6 +139,8 @@ class RouterCore::Impl {
   int64_t CostOf(const RouterRequest& r) const;
   void BoundBreakpoints(RouterRequest& r) const;
   void Enqueue(const RouterRequest& r);
+  // The decode worker did not get what it was chosen for: the request is placed anew.
+  void OnFetchGaveUp(RouterRequest& r, absl::Time now);
   // Nothing that the last try depends on is known to be better now.
   bool TriedInVain(const RouterRequest& r, absl::Time now) const;
   // Tokens of prompts that the workers compute in a second, together; 0: unknown.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "runtime/base/log.h"
 #include "services/router/router_core_impl.h"
 
 namespace deltamesh {
@@ -11,6 +12,8 @@ namespace {
 constexpr double kFetchSeconds = 0.002;
 // Until a transfer was measured.
 constexpr double kAssumedBytesPerSecond = 1e9;
+// Of one request by decode workers. Whoever has it then computes.
+constexpr size_t kFetchTriesMax = 2;
 
 // Until the worker's thread, which also computes its steps, looks around.
 double StepSeconds(const Worker& worker) {
@@ -33,7 +36,9 @@ double RouterCore::Impl::MoveSeconds(int64_t bytes) const {
 // A few are enough: who holds the most, and of these who is the least busy.
 void RouterCore::Impl::FindFetchSources(const RouterRequest& r) {
   fetch_from_.clear();
+  if (r.fetched_in_vain.size() >= kFetchTriesMax) return;
   for (const auto& [link, match] : r.held) {
+    if (std::count(r.fetched_in_vain.begin(), r.fetched_in_vain.end(), link) > 0) continue;
     const Worker* worker = members.Find(link);
     if (match.snapshot == 0 || match.cold || worker == nullptr) continue;
     if (!worker->registration.state_fetch()) continue;
@@ -66,6 +71,15 @@ void RouterCore::Impl::AddFetches(const Worker& worker, const IndexMatch& match,
         std::max<int64_t>(0, from.blocks - match.latents) * static_cast<int64_t>(c.block_bytes());
     offer.seconds = kFetchSeconds + from.delay + MoveSeconds(offer.bytes);
   }
+}
+
+void RouterCore::Impl::OnFetchGaveUp(RouterRequest& r, absl::Time now) {
+  r.fetched_in_vain.push_back(r.fetch_from);
+  LogInfo("request.fetched_in_vain", {{"request", r.spec.request_id},
+                                      {"attempt", r.attempt},
+                                      {"decode", r.decode_name},
+                                      {"tries", r.fetched_in_vain.size()}});
+  Requeue(r, now);
 }
 
 std::optional<mesh::FetchSource> RouterCore::Impl::FetchSourceOf(const RouterRequest& r) const {

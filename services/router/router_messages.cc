@@ -307,6 +307,11 @@ void RouterCore::Impl::OnRequestFailed(const Worker& from, const mesh::RequestFa
     OnPrefillGaveUp(*r, why, now);
     return PlaceWaiting(now);
   }
+  if (absl::IsAborted(why) && r->phase == RequestPhase::kDecoding && r->handoff_tokens == 0 &&
+      r->fetch_from != 0 && r->delivered == 0) {
+    OnFetchGaveUp(*r, now);
+    return PlaceWaiting(now);
+  }
   if (!absl::IsResourceExhausted(why) || r->delivered > 0) {
     Fail(*r, Annotate(why, absl::StrFormat("decode worker \"%s\"", from.load.name)));
     return PlaceWaiting(now);

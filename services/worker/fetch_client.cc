@@ -21,10 +21,12 @@ Refusal Refuse(mesh::RefusalReason reason, std::string detail) {
 
 }  // namespace
 
-bool FetchClient::Begin(AdmittedRequest* request, const KeptPrompt& prompt,
-                        const mesh::FetchSource& source, int64_t tokens, absl::Time now) {
+FetchBegun FetchClient::Begin(AdmittedRequest* request, const KeptPrompt& prompt,
+                              const mesh::FetchSource& source, int64_t tokens, absl::Time now) {
   const int64_t position = static_cast<int64_t>(source.position());
-  if (!prompt.chain || options_.open_max == 0 || prefixes_->Held(prompt) >= position) return false;
+  if (!prompt.chain || options_.open_max == 0 || prefixes_->Held(prompt) >= position) {
+    return FetchBegun::kNotNeeded;
+  }
   Cancel(request->id);
   Fetch fetch;
   fetch.request = request->id;
@@ -41,11 +43,12 @@ bool FetchClient::Begin(AdmittedRequest* request, const KeptPrompt& prompt,
   if (!refusal.ok()) {
     ends_.receiver->Revoke(transfer);
     Tell(fetch, refusal, 0, 0, now);
-    return false;
+    return FetchBegun::kRefused;
   }
   by_request_[request->id] = transfer;
   open_.emplace(transfer, std::move(fetch));
-  return request->fetching = true;
+  request->fetching = true;
+  return FetchBegun::kAsked;
 }
 
 Refusal FetchClient::Ask(const std::string& transfer, const AdmittedRequest& request,

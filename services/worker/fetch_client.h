@@ -38,7 +38,12 @@ struct FetchOptions {
 
 struct FetchEnded {
   RequestId request;
-  std::unique_ptr<SequenceState> state;  // null: compute
+  std::unique_ptr<SequenceState> state;  // null: it was refused
+};
+enum class FetchBegun {
+  kAsked,
+  kNotNeeded,  // as much is here
+  kRefused,    // for a reason that was counted and told
 };
 
 class FetchClient {
@@ -48,10 +53,9 @@ class FetchClient {
               const TransferEnds& ends, WorkerLinks* links)
       : options_(options), pools_(pools), prefixes_(prefixes), ends_(ends), links_(links) {}
 
-  // Asks for the state, with room for `tokens` positions in all. False: nothing is fetched, because as much
-  // is here or for a reason that was counted and told. Sets request->fetching.
-  bool Begin(AdmittedRequest* request, const KeptPrompt& prompt, const mesh::FetchSource& source,
-             int64_t tokens, absl::Time now);
+  // Asks for the state, with room for `tokens` positions in all, and sets request->fetching if it did.
+  FetchBegun Begin(AdmittedRequest* request, const KeptPrompt& prompt,
+                   const mesh::FetchSource& source, int64_t tokens, absl::Time now);
   // Nobody wants it any more. Unknown requests are ignored.
   void Cancel(const RequestId& request);
 

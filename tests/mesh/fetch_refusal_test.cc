@@ -42,11 +42,11 @@ class FetchRefusalTest : public MeshFetchTest {
     mesh_.SetHeard(nullptr);
     EXPECT_TRUE(mesh_.RunUntil([&] { return mesh_.AtBaseline(); }, absl::Seconds(12)));
   }
-  // From now on no message of this type arrives.
+  // From now on no message of this type arrives, before somebody waited for one in vain.
   void Lose(MessageType type) {
-    mesh_.network().SetFault([type](const InprocMessage& m) {
+    mesh_.network().SetFault([this, type](const InprocMessage& m) {
       InprocFault fault;
-      fault.drop = m.type == type;
+      fault.drop = m.type == type && mesh_.router().counters().fetch_results.empty();
       return fault;
     });
   }
@@ -187,6 +187,18 @@ TEST_P(FetchRefusalTest, ACancelEndsTheFetchAtBothEnds) {
   mesh_.Cancel(turn.request_id);
   EXPECT_TRUE(mesh_.RunUntil([&] { return mesh_.AtBaseline(); }, absl::Seconds(1)));
   EXPECT_EQ(Sample(mesh_.decode(Other(holder_)).Metrics(), "fetches_total", "CANCELLED"), 1);
+}
+
+// The worker that was chosen because it had little left to compute does not compute all of it.
+TEST_P(FetchRefusalTest, WithoutTheStateThePromptGoesToWhoComputesItBest) {
+  const ClientRequest turn = Prepare();
+  Pretend(mesh_, Other(holder_), [](mesh::Heartbeat& b) { b.set_prompt_tokens_per_second(100); });
+  Pretend(mesh_, "prefill-0", [](mesh::Heartbeat& b) { b.set_prompt_tokens_per_second(200); });
+  Lose(MessageType::kStateFetch);
+  Refused(turn, "TIMEOUT");
+  const Decision& d = Explained(mesh_, turn.request_id);
+  EXPECT_EQ(d.placements, 2);
+  EXPECT_EQ(d.candidates[d.chosen].prefill, "prefill-0");
 }
 
 // What is being sent stays whatever the cache drops.

@@ -195,6 +195,38 @@ class OneFetchTest : public RouterFetchTest {
     keys_ = Keys(700);
     d1_ = {.name = "d1", .link = 1, .draining = true, .latents = 9, .snapshot = 9};
     d2_ = {.name = "d2", .link = 2, .rate = 1};
+// The worker that was chosen for what it was to fetch gives the prompt back, and it goes where it is cheapest
+// now: to the next one that holds something, and after two of them to who computes it.
+TEST_F(RouterFetchTest, WhatWasNotFetchedIsPlacedAnew) {
+  const std::vector<PrefixKey> keys = Keys(700);
+  std::vector<Fake> all;
+  for (const int64_t held : {9, 8, 7}) {
+    const auto link = static_cast<LinkId>(held);
+    all.push_back({.name = "d" + std::to_string(held),
+                   .link = link,
+                   .draining = true,
+                   .latents = held,
+                   .snapshot = held});
+  }
+  all.push_back({.name = "d1", .link = 1, .rate = 100});
+  all.push_back({.name = "p", .link = 2, .prefill = true, .fetches = false, .rate = 200});
+  for (Fake& w : all) Add(w, keys);
+  ASSERT_TRUE(Submit("r", 700).ok());
+  for (const std::string from : {"d9", "d8"}) {
+    Drain();
+    ASSERT_EQ(Last().candidates[Last().chosen].fetch_from, from);
+    Fetched(1, "r", attempts["r"], "NOT_HELD: gone", 0, 0, 0);
+    Failed(1, "r", attempts["r"], absl::AbortedError("not fetched"));
+    EXPECT_EQ(Last().fetch_refusal, "NOT_HELD: gone");
+  }
+  EXPECT_THAT(Drain(), ::testing::HasSubstr("1 <- StartDecode r prompt=700 handoff=640"));
+  EXPECT_EQ(Last().placements, 3);
+  EXPECT_EQ(Last().candidates[Last().chosen].prefill, "p");
+  // One that was to fetch nothing has no such reason.
+  Failed(1, "r", attempts["r"], absl::AbortedError("whatever"));
+  EXPECT_THAT(Drain(), ::testing::HasSubstr("client r failed ABORTED"));
+}
+
     p_ = {.name = "p", .link = 3, .prefill = true, .rate = 10000};
     for (Fake* w : {&d1_, &d2_, &p_}) Add(*w, keys_);
     CHECK_OK(Submit("r", 700));
