@@ -39,10 +39,12 @@ CostParts PartsAt(const WorkerLoad& worker, const RequestShape& request, const H
       .queue = static_cast<double>(worker.waiting_tokens + worker.resident) / rate,
       .move = holding.transfer_seconds,
       .compute = static_cast<double>(request.compute_tokens - holding.cached_tokens) / rate};
-  if (holding.cold_bytes == 0 || worker.store_bytes_per_second <= 0) return parts;
-  const double read = static_cast<double>(holding.cold_bytes) / worker.store_bytes_per_second;
-  const double saved = static_cast<double>(holding.cached_tokens) / rate;
-  (read < saved ? parts.move : parts.compute) += std::min(read, saved);
+  if (holding.cold_bytes > 0 && worker.store_bytes_per_second > 0) {
+    const double read = static_cast<double>(holding.cold_bytes) / worker.store_bytes_per_second;
+    const double saved = static_cast<double>(holding.cached_tokens) / rate;
+    (read < saved ? parts.move : parts.compute) += std::min(read, saved);
+  }
+  if (request.beside_answers && worker.resident > 0) parts.stall = parts.compute;
   return parts;
 }
 
@@ -63,16 +65,6 @@ void ChooseFetch(Candidate& c, const RequestShape& request, double rate) {
 }
 
 }  // namespace
-
-CostParts BesideAnswers(CostParts parts, const WorkerLoad& worker) {
-  if (worker.resident > 0) parts.stall += parts.compute;
-  return parts;
-}
-
-CostParts AtLeast(CostParts parts, double seconds) {
-  parts.move += std::max(0.0, seconds - parts.total());
-  return parts;
-}
 
 void Price(std::span<Candidate> candidates, const RequestShape& request, double prompt_rate) {
   const double fallback = FallbackRate(candidates);

@@ -35,6 +35,9 @@ struct RequestShape {
   int64_t compute_tokens = 0;  // the worker would compute these
   int64_t blocks = 0;          // latent blocks it would hold
   int64_t context_tokens = 0;  // positions it may reach
+  // All answers that stream there wait for what it computes. That counts once, however many they are, so that
+  // a hand-off is worth a first token that comes later by as much as it spares each of them.
+  bool beside_answers = false;
 };
 
 // A state that another worker holds of the prompt's beginning and that could be brought before the rest is
@@ -69,11 +72,6 @@ struct CostParts {
 
   double total() const { return queue + move + compute + stall; }
 };
-// Of a prompt that is computed where answers stream: all of them wait for it. That counts once, however many
-// they are, so that a hand-off is worth a first token that comes later by as much as it spares each of them.
-CostParts BesideAnswers(CostParts parts, const WorkerLoad& worker);
-// Raised to what has never been undercut.
-CostParts AtLeast(CostParts parts, double seconds);
 
 // A worker to choose from, and what Price finds out about it.
 struct Candidate {

@@ -34,8 +34,10 @@ struct RouterRequest {
   ClientRequest spec;
   absl::Time deadline;
   absl::Time submitted;
-  absl::Time phase_since;    // progress within the phase counts as a new start
-  absl::Time placed;         // the last time
+  absl::Time phase_since;  // progress within the phase counts as a new start
+  absl::Time placed;       // the last time
+  std::optional<double>
+      estimated;  // seconds from then to the first token, by rates; nothing: none is known
   absl::Time waiting_since;  // a refusal for want of room does not start the wait anew
   RequestPhase phase = RequestPhase::kWaiting;
   uint32_t attempt = 0;
@@ -106,18 +108,23 @@ class RouterCore::Impl {
   PrefixFeed prefixes;
   SessionCalls sessions;
   double handoff_bytes_per_second = 0;  // learned; 0: unknown
-  // First tokens never came sooner of late than this after their request was placed: what steps, messages and
-  // connections take, however little there is to compute.
-  struct Quickest {
-    double seconds = 0;  // 0: unknown
+  // What first tokens take beyond what rates tell of: steps, messages and connections. The least of late; it
+  // follows what is more slowly.
+  struct Overhead {
+    std::optional<double> seconds;  // nothing: unknown
 
     void Seen(double s) {
-      if (s > 0) seconds = seconds == 0 ? s : std::min(s, 1.01 * seconds);
+      s = std::max(0.0, s);
+      seconds = !seconds || s < *seconds ? s : *seconds + (s - *seconds) / 64;
     }
     // Others went the other way: one slow token must not keep all from this one.
-    void Fade() { seconds *= 0.97; }
+    void Fade() {
+      if (seconds) *seconds *= 0.97;
+    }
+    // Until a way was gone it is taken for no quicker than the other.
+    double Or(const Overhead& other) const { return seconds.value_or(other.seconds.value_or(0)); }
   };
-  Quickest quickest_handed_over, quickest_alone;
+  Overhead handing_over, staying;
   uint32_t next_attempt = 1;
   absl::Time time;  // of the call in progress
 
@@ -132,6 +139,8 @@ class RouterCore::Impl {
   void OnOutput(const Worker& from, const mesh::SequenceOutput& output, absl::Time now);
   void OnRequestFailed(const Worker& from, const mesh::RequestFailed& message, absl::Time now);
   void OnPrefillGaveUp(RouterRequest& r, const absl::Status& why, absl::Time now);
+  // The decode worker did not get what it was chosen for: the request is placed anew.
+  void OnFetchGaveUp(RouterRequest& r, absl::Time now);
 
   // Placement.
   Placed TryPlace(RouterRequest& r, absl::Time now);
@@ -139,8 +148,6 @@ class RouterCore::Impl {
   int64_t CostOf(const RouterRequest& r) const;
   void BoundBreakpoints(RouterRequest& r) const;
   void Enqueue(const RouterRequest& r);
-  // The decode worker did not get what it was chosen for: the request is placed anew.
-  void OnFetchGaveUp(RouterRequest& r, absl::Time now);
   // Nothing that the last try depends on is known to be better now.
   bool TriedInVain(const RouterRequest& r, absl::Time now) const;
   // Tokens of prompts that the workers compute in a second, together; 0: unknown.
@@ -209,9 +216,10 @@ class RouterCore::Impl {
   void Assign(RouterRequest& r, const std::optional<Choice>& prefill, const Choice& decode,
               absl::Time now);
   void AssignPrefill(RouterRequest& r, const Choice& prefill);
-  // What a request costs on either way, with what workers' rates do not say.
-  CostParts HandedOver(const CostParts& prefill, const CostParts& decode) const;
-  CostParts Alone(const CostParts& decode, const WorkerLoad& worker) const;
+  // What a request costs on either way, with what rates do not tell of.
+  CostParts HandedOver(const CostParts& prefill, const CostParts& decode,
+                       const WorkerLoad& to) const;
+  CostParts Alone(CostParts decode) const;
   double MeanPromptRate() const;
   bool AnyRate() const;
   void OnPrefixes(const Worker& from, const mesh::PrefixChanges& message);

@@ -104,14 +104,15 @@ void RouterCore::Impl::Explain(const RouterRequest& r, const std::optional<Choic
     for (const size_t i : few) {
       Describe(decodes_.candidates[j], decodes_.shape, scratch_);
       AddPrefill(prefills_.candidates[i], prefills_.shape, scratch_);
-      scratch_.cost = HandedOver(prefills_.candidates[i].cost, decodes_.candidates[j].cost);
+      scratch_.cost = HandedOver(prefills_.candidates[i].cost, decodes_.candidates[j].cost,
+                                 *decodes_.candidates[j].load);
       add_fetch(prefills_.candidates[i]);
       d->Add(scratch_);
     }
   }
   for (const size_t j : CheapestFew(alone_.candidates, Decision::kCandidatesMax)) {
     Describe(alone_.candidates[j], alone_.shape, scratch_);
-    scratch_.cost = Alone(alone_.candidates[j].cost, *alone_.candidates[j].load);
+    scratch_.cost = Alone(alone_.candidates[j].cost);
     add_fetch(alone_.candidates[j]);
     d->Add(scratch_);
   }

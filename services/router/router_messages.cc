@@ -276,9 +276,9 @@ void RouterCore::Impl::OnOutput(const Worker& from, const mesh::SequenceOutput& 
     }
     Decision* d = r->delivered == 0 ? decisions.At(r->decision) : nullptr;
     if (d != nullptr) d->ttft_seconds = absl::ToDoubleSeconds(now - r->submitted);
-    if (r->delivered == 0) {
-      Quickest& quickest = r->handoff_tokens > 0 ? quickest_handed_over : quickest_alone;
-      quickest.Seen(absl::ToDoubleSeconds(now - r->placed));
+    if (r->delivered == 0 && r->estimated) {
+      Overhead& overhead = r->handoff_tokens > 0 ? handing_over : staying;
+      overhead.Seen(absl::ToDoubleSeconds(now - r->placed) - *r->estimated);
     }
     r->delivered += count - known;
     if (!r->spec.session.empty()) {

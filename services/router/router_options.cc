@@ -97,6 +97,7 @@ std::vector<std::pair<std::string, std::string>> RouterOptions::Describe() const
           {"request_max", time(request_max)},
           {"handoff_attempts_max", number(handoff_attempts_max)},
           {"disaggregation", std::string(DisaggregationName(disaggregation))},
+          {"shared_processors", shared_processors ? "yes" : "no"},
           {"landing_max", time(landing_max)},
           {"progress_max", time(progress_max)},
           {"verdict_wait", time(verdict_wait)},

@@ -50,6 +50,9 @@ struct RouterOptions {
   absl::Duration request_max = absl::Hours(1);     // longest deadline a request may have
   int64_t handoff_attempts_max = 3;
   Disaggregation disaggregation = Disaggregation::kPlanned;
+  // Prefill and decode workers compute on the same processors: answers wait for prompts wherever those
+  // compute.
+  bool shared_processors = false;
   absl::Duration landing_max = absl::Seconds(10);  // decode must grant a landing within
   absl::Duration progress_max =
       absl::Minutes(10);  // between a grant, the hand-off, and each output

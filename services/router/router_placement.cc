@@ -82,8 +82,8 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
     alone = ChooseDecode(r, position, /*handoff=*/false, anyone, 0);
   }
   const bool with_prefill =
-      decode && (!alone || HandedOver(prefill->cost, decode->cost).total() <
-                               Alone(alone->cost, alone->worker->load).total());
+      decode && (!alone || HandedOver(prefill->cost, decode->cost, decode->worker->load).total() <
+                               Alone(alone->cost).total());
   if (!with_prefill) {
     // Rather wait for a prefill worker than load one that decodes with more than a step of prompt.
     if (!alone || (prefill_capable && !decode && !FitsAStep(*alone))) return Placed::kNoRoom;
@@ -118,7 +118,11 @@ void RouterCore::Impl::Assign(RouterRequest& r, const std::optional<Choice>& pre
   r.handoff_tokens = prefill ? prefill->shape.compute_tokens : 0;
   r.phase = prefill ? RequestPhase::kLanding : RequestPhase::kDecoding;
   r.phase_since = r.placed = now;
-  (prefill ? quickest_alone : quickest_handed_over).Fade();
+  r.estimated.reset();
+  if (AnyRate()) {
+    r.estimated = decode.cost.total() - decode.cost.stall + (prefill ? prefill->cost.total() : 0);
+  }
+  (prefill ? staying : handing_over).Fade();
   r.cached_tokens = 0;
   r.attempt = std::exchange(next_attempt, next_attempt + kAttemptsPerPlacement);
   r.refused_attempt = 0;
@@ -187,15 +191,20 @@ void RouterCore::Impl::LookUp(RouterRequest& r, absl::Time now) {
   ++counters.prefix_lookups;
 }
 
-CostParts RouterCore::Impl::HandedOver(const CostParts& prefill, const CostParts& decode) const {
-  return AtLeast({.queue = prefill.queue + decode.queue,
-                  .move = prefill.move + decode.move,
-                  .compute = prefill.compute + decode.compute},
-                 quickest_handed_over.seconds);
+CostParts RouterCore::Impl::HandedOver(const CostParts& prefill, const CostParts& decode,
+                                       const WorkerLoad& to) const {
+  CostParts parts = {.queue = prefill.queue + decode.queue,
+                     .move = prefill.move + decode.move,
+                     .compute = prefill.compute + decode.compute,
+                     .stall = decode.stall};
+  if (options.shared_processors && to.resident > 0) parts.stall += prefill.compute;
+  parts.move += handing_over.Or(staying);
+  return parts;
 }
 
-CostParts RouterCore::Impl::Alone(const CostParts& decode, const WorkerLoad& worker) const {
-  return AtLeast(BesideAnswers(decode, worker), quickest_alone.seconds);
+CostParts RouterCore::Impl::Alone(CostParts decode) const {
+  decode.move += staying.Or(handing_over);
+  return decode;
 }
 
 bool RouterCore::Impl::AnyRate() const {
@@ -301,7 +310,8 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
   priced.Start({.request_id = r.spec.request_id,
                 .compute_tokens = handoff ? r.prompt_tokens() - position : r.prompt_tokens(),
                 .blocks = CeilDiv(reach, block),
-                .context_tokens = reach});
+                .context_tokens = reach,
+                .beside_answers = true});
   for (Worker* w : members.Alive(mesh::ROLE_DECODE)) {
     const auto found = r.held.find(w->link);
     const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;

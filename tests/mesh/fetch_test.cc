@@ -10,7 +10,10 @@ INSTANTIATE_TEST_SUITE_P(Families, MeshFetchTest, ::testing::Values("kimi_k3", "
 
 // For tails of many lengths, with other sequences in both workers' batches.
 TEST_P(MeshFetchTest, ADecodeWorkerGoesOnFromWhatAnotherHolds) {
-  TestMesh mesh(Options());
+  TestMeshOptions options = Options();
+  // Others stream there, and a prefill worker would spare them what is left to compute.
+  options.router.disaggregation = Disaggregation::kNever;
+  TestMesh mesh(options);
   mesh.Start();
   PlainEngine plain(Golden(GetParam()));
   int turns = 0;
@@ -107,9 +110,6 @@ TEST_P(MeshFetchTest, OnlyMissingBlocksMove) {
             layout().snapshot_bytes() + (kHeld - kFirst / 64 * 64) / 64 * layout().block_bytes());
 }
 
-// Where computing is quicker than bringing, nothing is brought.
-TEST_P(MeshFetchTest, ASlowLinkIsNotUsed) {
-  TestMesh mesh(Options());
 // The engine's steps wait for a part of it only, never for all.
 TEST_P(MeshFetchTest, AStateLeavesInPieces) {
   TestMeshOptions options = Options();
@@ -129,6 +129,9 @@ TEST_P(MeshFetchTest, AStateLeavesInPieces) {
   EXPECT_GE(static_cast<int64_t>(rounds.size()), kHeld / 64 + layout().kda_layers - 1);
 }
 
+// Where computing is quicker than bringing, nothing is brought.
+TEST_P(MeshFetchTest, ASlowLinkIsNotUsed) {
+  TestMesh mesh(Options());
   mesh.Start();
   std::string holder;
   const ClientRequest turn = NextTurn(mesh, "s", 40, 63, &holder);

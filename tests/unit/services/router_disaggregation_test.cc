@@ -13,8 +13,9 @@ constexpr uint64_t kSlabBytes = 4 << 20;
 
 class RouterDisaggregationTest : public RouterCoreTest {
  protected:
-  void Begin(Disaggregation how, uint64_t block_bytes = 0) {
+  void Begin(Disaggregation how, uint64_t block_bytes = 0, bool shared_processors = false) {
     RouterOptions options = DefaultOptions();
+    options.shared_processors = shared_processors;
     options.disaggregation = how;
     Restart(options);
     for (const auto& [link, role] :
@@ -46,6 +47,14 @@ class RouterDisaggregationTest : public RouterCoreTest {
     core->CancelClient(id, now);
     Drain();
     return said.find("handoff=0") == std::string::npos;
+  }
+  // One that is too short to be handed over.
+  void Alone(const std::string& id, int64_t prompt, absl::Duration until_token) {
+    ASSERT_TRUE(Submit(id, prompt).ok());
+    Drain();
+    now += until_token;
+    Tokens(kDecode, id, {5}, 0, mesh::SequenceOutput::STOP_TOKEN);
+    EXPECT_THAT(Drain(), HasSubstr("client " + id + " finished"));
   }
   // A request that is handed over at so many bytes a second, and whose first token comes after so long.
   void HandOver(const std::string& id, int64_t prompt, double bytes_per_second,
@@ -109,6 +118,18 @@ TEST_F(RouterDisaggregationTest, WhereAnswersStreamAPromptCostsThemToo) {
   EXPECT_TRUE(HandsOver("another", 1500)) << "1 s for it and for those there against 1.5 s";
 }
 
+// So they do where prefill workers take the same processors, and handing over spares nobody.
+TEST_F(RouterDisaggregationTest, WithSharedProcessorsAHandOffSparesNobody) {
+  Begin(Disaggregation::kPlanned, /*block_bytes=*/0, /*shared_processors=*/true);
+  HandOver("first", 200, 1e12, absl::ZeroDuration());
+  ASSERT_TRUE(Submit("streams", 10).ok());
+  Drain();
+  Rates(1000, 1010);
+  EXPECT_FALSE(HandsOver("alike", 1500));
+  Rates(1000, 500);
+  EXPECT_TRUE(HandsOver("slower there", 1500));
+}
+
 // Latents leave while the prompt computes: only what is longer under way than that counts.
 TEST_F(RouterDisaggregationTest, LatentsThatLeaveMeanwhileCostNothing) {
   Begin(Disaggregation::kPlanned, /*block_bytes=*/1 << 20);
@@ -120,22 +141,32 @@ TEST_F(RouterDisaggregationTest, LatentsThatLeaveMeanwhileCostNothing) {
   EXPECT_FALSE(HandsOver("quick to compute", 1500)) << "0.3 s against 0.1 s and 0.26 s and 0.06 s";
 }
 
-// Rates say nothing of what a step and a message take. First tokens do.
-TEST_F(RouterDisaggregationTest, NoHandOffIsEstimatedQuickerThanTheQuickestWas) {
+// Rates say nothing of what steps and messages take. First tokens do.
+TEST_F(RouterDisaggregationTest, WhatRatesDoNotTellIsLearnedFromFirstTokens) {
   Begin(Disaggregation::kPlanned);
-  HandOver("first", 200, 1e12, absl::Seconds(1));
   Rates(2000, 500);
-  EXPECT_FALSE(HandsOver("short", 200)) << "0.4 s against 1 s";
-  EXPECT_TRUE(HandsOver("long", 1500)) << "3 s against 1 s";
+  HandOver("first", 200, 1e12, absl::Seconds(1));  // 0.1 s were expected
+  Alone("other", 50, absl::Milliseconds(100));     // as expected
+  EXPECT_FALSE(HandsOver("short", 200)) << "0.4 s against 0.1 s and 0.9 s";
+  EXPECT_TRUE(HandsOver("long", 1500)) << "3 s against 0.7 s and 0.9 s";
   HandOver("quicker", 1500, 1e12, absl::Milliseconds(200));
-  EXPECT_TRUE(HandsOver("short again", 200)) << "0.4 s against 0.2 s";
+  EXPECT_TRUE(HandsOver("short again", 200)) << "0.4 s against 0.1 s";
+}
+
+// Nobody knows what the way that was not gone yet takes beside computing: no less than the other.
+TEST_F(RouterDisaggregationTest, AWayThatWasNotGoneIsNoQuicker) {
+  Begin(Disaggregation::kPlanned);
+  Rates(2000, 500);
+  HandOver("first", 200, 1e12, absl::Seconds(1));
+  EXPECT_TRUE(HandsOver("short", 200)) << "0.4 s and 0.9 s against 0.1 s and 0.9 s";
 }
 
 // A way that was slow once is tried again.
 TEST_F(RouterDisaggregationTest, WhatWasSlowOnceIsNotShunnedForever) {
   Begin(Disaggregation::kPlanned);
-  HandOver("first", 200, 1e12, absl::Seconds(30));
   Rates(2000, 500);
+  HandOver("first", 200, 1e12, absl::Seconds(30));
+  Alone("other", 50, absl::Milliseconds(100));
   EXPECT_FALSE(HandsOver("long", 1500)) << "3 s against 30 s";
   int tries = 0;
   while (tries < 200 && !HandsOver("long " + std::to_string(tries), 1500)) ++tries;

@@ -18,10 +18,15 @@ struct Fake {
   LinkId link = 0;
   bool prefill = false, fetches = true, draining = false;
   int64_t slabs = 4, waiting = 0, latents = 0, snapshot = 0;  // the last two in blocks
+  int64_t running = 0;
   double rate = 100;
 
   bool room() const { return !draining && slabs > 0; }
-  double queue() const { return static_cast<double>(waiting) / rate; }
+  double queue() const { return static_cast<double>(waiting + running) / rate; }
+  // With what those who run wait meanwhile.
+  double compute(int64_t tokens) const {
+    return static_cast<double>(tokens) / rate * (running > 0 && !prefill ? 2 : 1);
+  }
 };
 
 class RouterFetchTest : public RouterCoreTest {
@@ -49,6 +54,7 @@ class RouterFetchTest : public RouterCoreTest {
     beat.mutable_heartbeat()->set_slabs_free(static_cast<uint64_t>(w.slabs));
     beat.mutable_heartbeat()->set_latent_blocks_free(64);
     beat.mutable_heartbeat()->set_waiting_tokens(static_cast<uint64_t>(w.waiting));
+    beat.mutable_heartbeat()->set_running(static_cast<uint64_t>(w.running));
     beat.mutable_heartbeat()->set_draining(w.draining);
     beat.mutable_heartbeat()->set_prompt_tokens_per_second(w.rate);
     Send(w.link, beat);
@@ -81,7 +87,7 @@ class RouterFetchTest : public RouterCoreTest {
 double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, int64_t* to_compute) {
   double best = kNever;
   const auto consider = [&](double seconds, int64_t cached) {
-    const double total = w.queue() + seconds + static_cast<double>(tokens - cached) / w.rate;
+    const double total = w.queue() + seconds + w.compute(tokens - cached);
     if (total >= best) return;
     best = total;
     *to_compute = tokens - cached;
@@ -116,6 +122,7 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
       w.draining = i > 0 && draw(6) == 0;
       w.slabs = draw(6) == 0 ? 0 : 4;
       w.waiting = draw(3) == 0 ? draw(2000) : 0;
+      w.running = draw(3) == 0 ? draw(4) : 0;
       w.rate = static_cast<double>(50 + draw(3) * 400);
       if (draw(2) == 0 && holders < 4) {
         ++holders;
@@ -146,7 +153,7 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
                              kBandwidth;
       decode =
           std::min(decode, w.queue() + kSlab / kBandwidth + std::max(0.0, latents - computing) +
-                               static_cast<double>(prompt - position) / w.rate);
+                               w.compute(prompt - position));
       int64_t compute = 0;
       const double mine = Compute(w, all, prompt, &compute);
       if (mine < own) own_compute = compute;
@@ -188,13 +195,6 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
   EXPECT_GT(waited, 10);
 }
 
-class OneFetchTest : public RouterFetchTest {
- protected:
-  // d1 holds most of the prompt and drains; p is quick and has nothing.
-  OneFetchTest() {
-    keys_ = Keys(700);
-    d1_ = {.name = "d1", .link = 1, .draining = true, .latents = 9, .snapshot = 9};
-    d2_ = {.name = "d2", .link = 2, .rate = 1};
 // The worker that was chosen for what it was to fetch gives the prompt back, and it goes where it is cheapest
 // now: to the next one that holds something, and after two of them to who computes it.
 TEST_F(RouterFetchTest, WhatWasNotFetchedIsPlacedAnew) {
@@ -227,6 +227,13 @@ TEST_F(RouterFetchTest, WhatWasNotFetchedIsPlacedAnew) {
   EXPECT_THAT(Drain(), ::testing::HasSubstr("client r failed ABORTED"));
 }
 
+class OneFetchTest : public RouterFetchTest {
+ protected:
+  // d1 holds most of the prompt and drains; p is quick and has nothing.
+  OneFetchTest() {
+    keys_ = Keys(700);
+    d1_ = {.name = "d1", .link = 1, .draining = true, .latents = 9, .snapshot = 9};
+    d2_ = {.name = "d2", .link = 2, .rate = 1};
     p_ = {.name = "p", .link = 3, .prefill = true, .rate = 10000};
     for (Fake* w : {&d1_, &d2_, &p_}) Add(*w, keys_);
     CHECK_OK(Submit("r", 700));
