@@ -99,6 +99,10 @@ class Serve {
     std::string last_line;
   };
 
+  static int processors() {
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }
+  int threads() const { return options_.threads > 0 ? options_.threads : processors(); }
   std::string ports_file(const std::string& name) const {
     return run_dir_.path() + "/" + name + ".ports";
   }
@@ -161,6 +165,9 @@ absl::Status Serve::StartRouter() {
                                    "--ports-file=" + ports_file("router"),
                                    "--parent=" + std::to_string(getpid())};
   if (!options_.model_name.empty()) args.push_back("--model-name=" + options_.model_name);
+  if (threads() * (options_.prefill + options_.decode) > processors()) {
+    args.push_back("--shared-processors");
+  }
   args.insert(args.end(), options_.router_flags.begin(), options_.router_flags.end());
   return children_.Start("router", std::move(args));
 }
@@ -189,9 +196,6 @@ absl::Status Serve::StartWorkers(const std::string& router) {
 absl::Status Serve::StartWorker(const std::string& role, const std::string& name,
                                 const std::string& router, std::vector<std::string> more) {
   members_.push_back({.name = name, .ports = {}, .last_line = ""});
-  const int threads = options_.threads > 0
-                          ? options_.threads
-                          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   std::vector<std::string> args = {role,
                                    "--model=" + options_.model,
                                    "--router=" + router,
@@ -199,7 +203,7 @@ absl::Status Serve::StartWorker(const std::string& role, const std::string& name
                                    "--listen=127.0.0.1:0",
                                    "--http=127.0.0.1:0",
                                    "--transport-listen=127.0.0.1:0",
-                                   "--threads=" + std::to_string(threads),
+                                   "--threads=" + std::to_string(threads()),
                                    "--weights=" + options_.weights,
                                    "--activations=" + options_.activations,
                                    "--packed-dir=" + options_.packed_dir,

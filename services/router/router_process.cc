@@ -252,6 +252,10 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
   option("--disaggregate", f->disaggregate,
          "whether prefill workers compute prompts: as planned for each request, always or never")
       ->check(CLI::IsMember({"planned", "always", "never"}));
+  app->add_flag(
+      "--shared-processors", f->core.shared_processors,
+      "prefill and decode workers compute on the same processors, so a hand-off spares answers "
+      "that stream no time");
   bound("--prompt-tokens", f->core.prompt_tokens_max, "of the longest prompt taken");
   bound("--sessions", f->core.sessions_max, "conversations whose tokens are remembered by name");
   bound("--session-mib", f->session_mib, "of the tokens of these (MiB: 2^20 bytes)");
