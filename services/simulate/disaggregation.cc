@@ -82,6 +82,7 @@ ordered_json RowOf(Disaggregation way, const MeshRunResult& r) {
           {"token_gap_mean", r.token_gap.mean()},
           {"token_gap_p90", r.token_gap.Percentile(0.9)},
           {"handoffs", r.handoffs},
+          {"fetches", r.fetches},
           {"moved_bytes", r.moved_bytes},
           {"placed_append", r.placed_append},
           {"placed_alone", r.placed_alone},

@@ -47,7 +47,7 @@ struct Live {
 struct Event {
   double at;
   uint64_t number;  // order of ties
-  enum Kind { kWorker, kArrival, kRetry, kTick } kind;
+  enum Kind { kWorker, kArrival, kFetched, kRetry, kTick } kind;
   size_t index = 0;     // of the worker or the transfer
   std::string request;  // to try again
 
@@ -98,6 +98,12 @@ class MeshRun {
     VirtualHandoff handoff;
     size_t receiver = 0;
     double seconds = 0;
+  };
+  struct FetchTransfer {
+    VirtualFetch fetch;
+    size_t receiver = 0;
+    bool held = false;
+    double asked = 0, seconds = 0;
   };
 
   void AddWorker(int64_t i) {
@@ -191,6 +197,11 @@ class MeshRun {
         workers_[transfer.receiver]->OnHandoffArrived(transfer.handoff, transfer.seconds, now);
         return Touch(transfer.receiver);
       }
+      case Event::kFetched: {
+        const FetchTransfer t = std::move(fetches_.extract(event.index).mapped());
+        workers_[t.receiver]->OnFetched(t.fetch, t.held, now - t.asked, t.seconds, now);
+        return Touch(t.receiver);
+      }
       case Event::kRetry:
         return Submit(event.request, now);
       case Event::kTick:
@@ -220,6 +231,7 @@ class MeshRun {
   void Drain(size_t w, double now) {
     VirtualWorker& worker = *workers_[w];
     for (const VirtualHandoff& handoff : worker.TakeHandoffs()) Send(w, handoff, now);
+    for (const VirtualFetch& fetch : worker.TakeFetches()) Fetch(w, fetch, now);
     for (const mesh::WorkerMessage& message : worker.TakeMessages()) {
       router_.OnWorkerMessage(worker.options().link, message, At(now));
     }
@@ -257,6 +269,26 @@ class MeshRun {
     Push(end, Event::kArrival, number);
   }
 
+  // What is asked for leaves between two steps of who holds it.
+  void Fetch(size_t receiver, const VirtualFetch& fetch, double now) {
+    const size_t sender = by_name_.at(fetch.source);
+    FetchTransfer t = {.fetch = fetch, .receiver = receiver, .asked = now};
+    const double begin = std::max(workers_[sender]->LooksAround(now) + options_.link_seconds,
+                                  std::max(link_free_[sender], link_free_[receiver]));
+    t.held = workers_[sender]->Holds(fetch.request, fetch.position);
+    double end = begin + options_.link_seconds;
+    if (t.held) {
+      t.seconds = static_cast<double>(fetch.bytes) / options_.link_bytes_per_second;
+      end += t.seconds;
+      link_free_[sender] = link_free_[receiver] = end;
+      result_.moved_bytes += fetch.bytes;
+      ++result_.fetches;
+    }
+    const size_t number = transfers_made_++;
+    fetches_[number] = std::move(t);
+    Push(end, Event::kFetched, number);
+  }
+
   absl::Status Do(RouterAction& action, double now) {
     if (const auto* send = std::get_if<SendToWorker>(&action)) {
       const size_t w = static_cast<size_t>(send->link - 1);
@@ -291,6 +323,7 @@ class MeshRun {
     result_.placed_prefill = static_cast<int64_t>(counters.placed_prefill);
     result_.placed_append = static_cast<int64_t>(counters.placed_append);
     result_.placed_alone = static_cast<int64_t>(counters.placed_alone);
+    result_.placed_fetch = static_cast<int64_t>(counters.placed_fetch);
     double busy[2] = {0, 0};
     for (const auto& worker : workers_) {
       result_.computed_tokens += worker->computed_tokens();
@@ -317,6 +350,7 @@ class MeshRun {
   int64_t snapshots_total_ = 0, bytes_total_ = 0;
   absl::flat_hash_map<std::string, std::unique_ptr<Live>> live_;
   std::map<size_t, Transfer> transfers_;
+  std::map<size_t, FetchTransfer> fetches_;
   size_t transfers_made_ = 0;
   std::priority_queue<Event> events_;
   uint64_t events_made_ = 0;

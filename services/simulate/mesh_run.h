@@ -34,8 +34,9 @@ struct MeshRunResult {
   int64_t prompt_tokens = 0;    // of finished requests
   int64_t restored_tokens = 0;  // of them, from caches, as clients are told
   int64_t computed_tokens = 0;  // of prompts, by workers
-  int64_t handoffs = 0, moved_bytes = 0;
+  int64_t handoffs = 0, fetches = 0, moved_bytes = 0;
   int64_t placed_prefill = 0, placed_append = 0, placed_alone = 0;
+  int64_t placed_fetch = 0;                          // on a decode worker, which fetches first
   int64_t snapshots_peak = 0, cache_bytes_peak = 0;  // of all workers together
   int64_t superseded = 0, evicted = 0;
   double last_second = 0;

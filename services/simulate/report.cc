@@ -65,7 +65,9 @@ ordered_json MeshRow(const std::string& policy, std::string_view disaggregation,
   row["moved_bytes"] = r.moved_bytes;
   row["placed"] = {{"prefill", r.placed_prefill},
                    {"append_on_decode", r.placed_append},
+                   {"fetch_on_decode", r.placed_fetch},
                    {"alone_on_decode", r.placed_alone}};
+  row["fetches"] = r.fetches;
   row["ttft_seconds"] = LatencyJson(r.first_token);
   row["token_gap_seconds"] = LatencyJson(r.token_gap);
   row["completion_seconds"] = LatencyJson(r.completion);

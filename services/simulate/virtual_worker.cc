@@ -59,6 +59,7 @@ mesh::WorkerMessage VirtualWorker::Registration() const {
   r->mutable_model()->set_protocol(kMeshProtocol);
   r->mutable_model()->set_text_digest("simulated");
   r->set_transport_kind("simulated");
+  r->set_state_fetch(true);
   mesh::Capacity* c = r->mutable_capacity();
   c->set_slabs(static_cast<uint64_t>(options_.slabs));
   c->set_latent_blocks(static_cast<uint64_t>(options_.blocks));
@@ -105,11 +106,7 @@ void VirtualWorker::StartPrefill(const mesh::StartPrefill& message, double now) 
   job.cuts = std::move(found.cuts);
   job.admitted = now;
   job.landing = message.landing();
-  if (job.position == job.prompt_end) {
-    FinishPrefill(job, now);
-  } else {
-    Run(std::move(job), now);
-  }
+  FetchOrRun(std::move(job), message.fetch(), now);
   Dirty(now);
 }
 
@@ -142,7 +139,86 @@ void VirtualWorker::StartDecode(const mesh::StartDecode& message, double now) {
   job.blocks = blocks;
   job.cuts = std::move(found.cuts);
   job.admitted = now;
-  Run(std::move(job), now);
+  FetchOrRun(std::move(job), message.fetch(), now);
+}
+
+void VirtualWorker::FetchOrRun(Job job, const mesh::FetchSource& source, double now) {
+  const auto position = static_cast<int64_t>(source.position());
+  if (position <= job.position) return RunOrFinish(std::move(job), now);
+  const auto path = Blocks(turn_of_(job.request), position / kBlockTokens);
+  const int64_t missing =
+      std::max<int64_t>(0, position / kBlockTokens - cache_.tree().Find(path).latents);
+  fetches_.push_back({.request = job.request,
+                      .source = source.worker(),
+                      .receiver = options_.name,
+                      .attempt = job.attempt,
+                      .position = position,
+                      .bytes = bytes_.snapshot + missing * bytes_.block});
+  blocks_used_ += job.blocks;
+  fetching_[job.request] = std::move(job);
+}
+
+void VirtualWorker::RunOrFinish(Job job, double now) {
+  if (job.position == job.prompt_end) {
+    FinishPrefill(job, now);
+  } else {
+    Run(std::move(job), now);
+  }
+}
+
+void VirtualWorker::OnFetched(const VirtualFetch& fetch, bool held, double seconds,
+                              double transfer_seconds, double now) {
+  const auto found = fetching_.find(fetch.request);
+  if (found == fetching_.end() || found->second.attempt != fetch.attempt) return;
+  Job job = std::move(found->second);
+  fetching_.erase(found);
+  blocks_used_ -= job.blocks;
+  Dirty(now);
+  mesh::WorkerMessage message;
+  mesh::FetchResult* result = message.mutable_fetch_result();
+  result->set_request_id(fetch.request);
+  result->set_attempt(fetch.attempt);
+  result->set_source(fetch.source);
+  result->set_seconds(seconds);
+  result->set_reason(held ? "OK" : "NOT_HELD");
+  result->set_code(held ? 0 : static_cast<int>(absl::StatusCode::kNotFound));
+  if (held) {
+    result->set_tokens(static_cast<uint64_t>(fetch.position));
+    result->set_bytes(static_cast<uint64_t>(fetch.bytes));
+    result->set_transfer_seconds(transfer_seconds);
+  }
+  messages_.push_back(std::move(message));
+  if (!held && !job.landing) {  // it was chosen for that state only
+    mesh::WorkerMessage back;
+    back.mutable_failed()->set_request_id(fetch.request);
+    back.mutable_failed()->set_attempt(fetch.attempt);
+    back.mutable_failed()->set_code(static_cast<int>(absl::StatusCode::kAborted));
+    messages_.push_back(std::move(back));
+    return;
+  }
+  if (held) {
+    const Turn& turn = turn_of_(fetch.request);
+    const int64_t blocks = fetch.position / kBlockTokens;
+    if (cache_.keeps_tails()) {
+      cache_.Keep(Blocks(turn, blocks),
+                  {.blocks = blocks, .kind = SnapshotKind::kPromptTail, .session = turn.session},
+                  At(now));
+    }
+    std::erase_if(job.cuts, [blocks](const CutPoint& cut) { return cut.blocks <= blocks; });
+    job.position = job.restored = fetch.position;
+  }
+  RunOrFinish(std::move(job), now);
+  TellPrefixes();
+}
+
+bool VirtualWorker::Holds(const std::string& request, int64_t position) {
+  const int64_t blocks = position / kBlockTokens;
+  return cache_.tree().Find(Blocks(turn_of_(request), blocks)).snapshot == blocks;
+}
+
+double VirtualWorker::LooksAround(double now) const {
+  if (!step_) return now;
+  return step_->began + step_->seconds * (std::floor((now - step_->began) / step_->seconds) + 1);
 }
 
 void VirtualWorker::OnHandoffArrived(const VirtualHandoff& handoff, double seconds, double now) {
@@ -181,6 +257,10 @@ void VirtualWorker::Cancel(const std::string& request) {
   if (const auto found = awaited_.find(request); found != awaited_.end()) {
     blocks_used_ -= found->second.blocks;
     awaited_.erase(found);
+  }
+  if (const auto found = fetching_.find(request); found != fetching_.end()) {
+    blocks_used_ -= found->second.blocks;
+    fetching_.erase(found);
   }
   for (auto it = jobs_.begin(); it != jobs_.end();) {
     if (it->second.request != request) {
@@ -380,12 +460,13 @@ void VirtualWorker::Dirty(double now) {
 mesh::WorkerMessage VirtualWorker::Heartbeat() const {
   mesh::WorkerMessage message;
   mesh::Heartbeat* load = message.mutable_heartbeat();
-  const auto taken = static_cast<int64_t>(jobs_.size() + awaited_.size());
+  const auto taken = static_cast<int64_t>(jobs_.size() + awaited_.size() + fetching_.size());
   load->set_slabs_free(static_cast<uint64_t>(std::max<int64_t>(0, options_.slabs - taken)));
   load->set_latent_blocks_free(
       static_cast<uint64_t>(std::max<int64_t>(0, options_.blocks - blocks_used_)));
   load->set_running(static_cast<uint64_t>(scheduler_.running()));
-  load->set_waiting(static_cast<uint64_t>(scheduler_.waiting()) + awaited_.size());
+  load->set_waiting(static_cast<uint64_t>(scheduler_.waiting()) + awaited_.size() +
+                    fetching_.size());
   load->set_waiting_tokens(static_cast<uint64_t>(scheduler_.waiting_tokens()));
   load->set_tokens_per_second(rate_.value());
   load->set_prompt_tokens_per_second(prompt_rate_.value());

@@ -54,6 +54,15 @@ struct VirtualHandoff {
   double compute_seconds = 0;
 };
 
+// A state that a worker wants from another one.
+struct VirtualFetch {
+  std::string request;
+  std::string source, receiver;
+  uint32_t attempt = 0;
+  int64_t position = 0;
+  int64_t bytes = 0;  // snapshot and the latents the receiver lacks
+};
+
 class VirtualWorker {
  public:
   // `turn_of` finds the turn of a live request.
@@ -63,6 +72,13 @@ class VirtualWorker {
   mesh::WorkerMessage Registration() const;
   void OnMessage(const mesh::RouterMessage& message, double now);
   void OnHandoffArrived(const VirtualHandoff& handoff, double seconds, double now);
+  // `seconds`: since it was asked; not `held`: it was not there any more.
+  void OnFetched(const VirtualFetch& fetch, bool held, double seconds, double transfer_seconds,
+                 double now);
+  // Whether the state of the request's first `position` tokens could be sent from here.
+  bool Holds(const std::string& request, int64_t position);
+  // When the step that runs ends, before which nobody looks around.
+  double LooksAround(double now) const;
 
   // When the step that runs ends, or the heartbeat is due; nothing: never by itself.
   std::optional<double> NextAt() const;
@@ -70,6 +86,7 @@ class VirtualWorker {
 
   std::vector<mesh::WorkerMessage> TakeMessages();
   std::vector<VirtualHandoff> TakeHandoffs() { return std::exchange(handoffs_, {}); }
+  std::vector<VirtualFetch> TakeFetches() { return std::exchange(fetches_, {}); }
 
   const VirtualWorkerOptions& options() const { return options_; }
   PolicyCache& cache() { return cache_; }
@@ -100,7 +117,10 @@ class VirtualWorker {
   void StartPrefill(const mesh::StartPrefill& message, double now);
   void StartDecode(const mesh::StartDecode& message, double now);
   void Cancel(const std::string& request);
+  // Runs the job, or has what it is to fetch asked for first.
+  void FetchOrRun(Job job, const mesh::FetchSource& source, double now);
   void Run(Job job, double now);
+  void RunOrFinish(Job job, double now);
   void BeginStep(double now);
   void EndStep(double now);
   void Progress(SequenceId id, int64_t tokens, double now);
@@ -119,6 +139,7 @@ class VirtualWorker {
   Scheduler scheduler_;
   std::map<SequenceId, Job> jobs_;
   std::map<std::string, Awaited> awaited_;
+  std::map<std::string, Job> fetching_;  // their states
   uint64_t next_sequence_ = 1;
   int64_t blocks_used_ = 0;
 
@@ -136,6 +157,7 @@ class VirtualWorker {
   uint64_t prefixes_told_ = 0;
   std::vector<mesh::WorkerMessage> messages_;
   std::vector<VirtualHandoff> handoffs_;
+  std::vector<VirtualFetch> fetches_;
   int64_t computed_tokens_ = 0, snapshots_taken_ = 0;
   double busy_seconds_ = 0;
 };

@@ -139,6 +139,29 @@ TEST_F(MeshRunTest, WithoutPrefillWorkersDecodeWorkersDoAll) {
   EXPECT_EQ(r.computed_tokens, 1024 + 64);
 }
 
+// The worker that holds the session is taken, and the other one, with a slab free, fetches from it.
+TEST_F(MeshRunTest, AStateIsFetchedFromABusyWorker) {
+  options_.prefill_workers = 0;
+  options_.decode_workers = 2;
+  options_.slabs = 1;
+  std::string ids;
+  for (int i = 0; i < 16; ++i) ids += absl::StrFormat("%s%d", i == 0 ? "" : ", ", i);
+  const auto line = [&](int ms, int answer) {
+    return absl::StrFormat(
+        R"({"timestamp": %d, "input_length": 8192, "output_length": %d, "hash_ids": [%s]})", ms,
+        answer, ids);
+  };
+  // The second one finds the first one's worker streaming.
+  const MeshRunResult r = Trace(line(0, 2000) + "\n" + line(5000, 2));
+  EXPECT_EQ(r.failed, 0);
+  EXPECT_EQ(r.placed_alone, 1);
+  EXPECT_EQ(r.placed_fetch, 1);
+  EXPECT_EQ(r.fetches, 1);
+  EXPECT_EQ(r.moved_bytes, kSnapshot + 127 * kBlock);
+  EXPECT_EQ(r.restored_tokens, 127 * 64);
+  EXPECT_EQ(r.computed_tokens, 8192 + 64);
+}
+
 TEST_F(MeshRunTest, EveryTokenIsRestoredOrComputed) {
   options_.prefill_workers = 3;
   options_.decode_workers = 4;
@@ -149,7 +172,8 @@ TEST_F(MeshRunTest, EveryTokenIsRestoredOrComputed) {
   EXPECT_GT(r.evicted, 0);
   EXPECT_GT(r.hit_rate(), 0.8);
   EXPECT_EQ(r.placed_prefill, r.handoffs);
-  EXPECT_EQ(r.placed_prefill + r.placed_append + r.placed_alone, r.requests + r.retries);
+  EXPECT_EQ(r.placed_prefill + r.placed_append + r.placed_fetch + r.placed_alone,
+            r.requests + r.retries);
   // What one worker restored another may have computed again only when a prompt was moved between them.
   EXPECT_GE(r.computed_tokens + r.restored_tokens, r.prompt_tokens);
   EXPECT_EQ(r.first_token.count(), r.requests);
