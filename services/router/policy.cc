@@ -44,7 +44,9 @@ CostParts PartsAt(const WorkerLoad& worker, const RequestShape& request, const H
     const double saved = static_cast<double>(holding.cached_tokens) / rate;
     (read < saved ? parts.move : parts.compute) += std::min(read, saved);
   }
-  if (request.beside_answers && worker.resident > 0) parts.stall = parts.compute;
+  if (request.beside_answers) {
+    parts.stall = parts.compute * StallWeight(worker, request, parts.total());
+  }
   return parts;
 }
 
@@ -65,6 +67,14 @@ void ChooseFetch(Candidate& c, const RequestShape& request, double rate) {
 }
 
 }  // namespace
+
+double StallWeight(const WorkerLoad& worker, const RequestShape& request,
+                   double first_token_seconds) {
+  if (worker.resident == 0) return 0;
+  if (request.answer_seconds <= 0) return 1;
+  return std::min(
+      1.0, static_cast<double>(worker.resident) * first_token_seconds / request.answer_seconds);
+}
 
 void Price(std::span<Candidate> candidates, const RequestShape& request, double prompt_rate) {
   const double fallback = FallbackRate(candidates);

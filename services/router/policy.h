@@ -35,9 +35,9 @@ struct RequestShape {
   int64_t compute_tokens = 0;  // the worker would compute these
   int64_t blocks = 0;          // latent blocks it would hold
   int64_t context_tokens = 0;  // positions it may reach
-  // All answers that stream there wait for what it computes. That counts once, however many they are, so that
-  // a hand-off is worth a first token that comes later by as much as it spares each of them.
+  // All answers that stream there wait for what it computes.
   bool beside_answers = false;
+  double answer_seconds = 0;  // that an answer takes, mostly; 0: unknown
 };
 
 // A state that another worker holds of the prompt's beginning and that could be brought before the rest is
@@ -68,10 +68,17 @@ struct CostParts {
   double queue = 0;    // work in front of the request
   double move = 0;     // until what the worker lacks is there
   double compute = 0;  // what is left to compute
-  double stall = 0;    // what others' answers wait meanwhile
+  double stall = 0;    // what others' answers wait meanwhile, as it counts
 
   double total() const { return queue + move + compute + stall; }
 };
+
+// How much a second counts that the answers at `worker` wait for a request whose first token takes
+// `first_token_seconds`. They are later by a share of what they take, so it counts as that share of the first
+// token, for each of them; never more than a second of the request's own, however many they are, so that the
+// first token comes later by at most what each of them is spared.
+double StallWeight(const WorkerLoad& worker, const RequestShape& request,
+                   double first_token_seconds);
 
 // A worker to choose from, and what Price finds out about it.
 struct Candidate {

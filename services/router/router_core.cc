@@ -52,6 +52,8 @@ void RouterCore::Impl::Finish(RouterRequest& r, mesh::SequenceOutput::End end, a
   Conclude(r, absl::OkStatus());
   ++counters.finished;
   answer_tokens += (static_cast<double>(r.delivered) - answer_tokens) / 32;
+  const double seconds = absl::ToDoubleSeconds(now - r.placed);
+  answer_seconds = answer_seconds > 0 ? answer_seconds + (seconds - answer_seconds) / 32 : seconds;
   counters.cached_tokens += static_cast<uint64_t>(r.cached_tokens);
   KeepSession(r, end == mesh::SequenceOutput::STOP_TOKEN, now);
   Erase(r);

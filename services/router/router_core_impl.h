@@ -105,6 +105,7 @@ class RouterCore::Impl {
   FairQueue waiting;
   DrainRate drain;
   double answer_tokens = 256;  // how long answers are, mostly of late
+  double answer_seconds = 0;   // and how long they take with their first token; 0: unknown
   PrefixFeed prefixes;
   SessionCalls sessions;
   double handoff_bytes_per_second = 0;  // learned; 0: unknown

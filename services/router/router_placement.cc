@@ -197,7 +197,10 @@ CostParts RouterCore::Impl::HandedOver(const CostParts& prefill, const CostParts
                      .move = prefill.move + decode.move,
                      .compute = prefill.compute + decode.compute,
                      .stall = decode.stall};
-  if (options.shared_processors && to.resident > 0) parts.stall += prefill.compute;
+  if (options.shared_processors) {
+    const double first_token = parts.total() - parts.stall;
+    parts.stall += prefill.compute * StallWeight(to, decodes_.shape, first_token);
+  }
   parts.move += handing_over.Or(staying);
   return parts;
 }
@@ -311,7 +314,8 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
                 .compute_tokens = handoff ? r.prompt_tokens() - position : r.prompt_tokens(),
                 .blocks = CeilDiv(reach, block),
                 .context_tokens = reach,
-                .beside_answers = true});
+                .beside_answers = true,
+                .answer_seconds = answer_seconds});
   for (Worker* w : members.Alive(mesh::ROLE_DECODE)) {
     const auto found = r.held.find(w->link);
     const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;

@@ -216,6 +216,7 @@ TEST_P(FetchRefusalTest, WhatIsSentIsPinned) {
 TEST_P(FetchRefusalTest, TooManyAtOnceAreComputed) {
   TestMeshOptions options = Make();
   options.fetch.open_max = 1;
+  options.router.disaggregation = Disaggregation::kNever;  // both where the answers are generated
   TestMesh mesh(options);
   mesh.Start();
   std::string one, two;

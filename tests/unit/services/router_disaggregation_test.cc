@@ -28,12 +28,13 @@ class RouterDisaggregationTest : public RouterCoreTest {
     }
     Drain();
   }
-  void Rates(double prefill, double decode, double prefill_mixed = 0) {
+  void Rates(double prefill, double decode, double prefill_mixed = 0, uint64_t running = 0) {
     for (const LinkId link : {kPrefill, kDecode}) {
       mesh::WorkerMessage m;
       mesh::Heartbeat* load = m.mutable_heartbeat();
       load->set_slabs_free(4);
       load->set_latent_blocks_free(64);
+      if (link == kDecode) load->set_running(running);
       load->set_prompt_tokens_per_second(link == kPrefill ? prefill : decode);
       load->set_tokens_per_second(link == kPrefill ? prefill_mixed : 3);
       Send(link, m);
@@ -116,6 +117,23 @@ TEST_F(RouterDisaggregationTest, WhereAnswersStreamAPromptCostsThemToo) {
   ASSERT_TRUE(Submit("streams", 10).ok());
   Drain();
   EXPECT_TRUE(HandsOver("another", 1500)) << "1 s for it and for those there against 1.5 s";
+}
+
+// Of answers that take long a wait is a small share, and of several the sum of these.
+TEST_F(RouterDisaggregationTest, LongAnswersWaitRatherThanAFirstToken) {
+  Begin(Disaggregation::kPlanned);
+  Rates(1000, 1500);
+  HandOver("first", 200, 1e12, absl::ZeroDuration());
+  ASSERT_TRUE(Submit("long answer", 10).ok());
+  Drain();
+  Tokens(kDecode, "long answer", {5}, 0);
+  now += absl::Seconds(20);
+  Tokens(kDecode, "long answer", {5}, 1, mesh::SequenceOutput::STOP_TOKEN);
+  Drain();
+  Rates(1000, 1500, 0, /*running=*/1);
+  EXPECT_FALSE(HandsOver("one waits", 1500)) << "1 s, and a twentieth, against 1.5 s";
+  Rates(1000, 1500, 0, /*running=*/30);
+  EXPECT_TRUE(HandsOver("many wait", 1500)) << "1 s, and at most as much again, against 1.5 s";
 }
 
 // So they do where prefill workers take the same processors, and handing over spares nobody.
