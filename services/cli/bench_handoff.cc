@@ -231,10 +231,14 @@ absl::Status MeasureHandoff(const HandoffBenchOptions& o, std::vector<BenchRow>*
       for (int r = 0; r < o.repetitions; ++r) {
         const OtherLoad load;
         ASSIGN_OR_RETURN(const double rate, sender->Move(count));
-        row.runs.push_back(rate);
-        if (!o.ceiling) continue;
+        if (!o.ceiling) {
+          row.AddOthers(load.cores());
+          row.runs.push_back(rate);
+          continue;
+        }
         ASSIGN_OR_RETURN(const LinkRate link, MeasureLink(mib << 20, o.moved_mib << 20));
         row.AddOthers(load.cores());
+        row.runs.push_back(rate);
         row.ceiling = link.name;
         row.ceiling_runs.push_back(link.bytes_per_second);
       }
