@@ -103,7 +103,11 @@ class Chat {
   void OnSignal(int number) {
     if (number == 0) return;
     if (number == SIGTERM) stop_ = true;
-    if (!running_.Cancel() && number == SIGINT && terminal_) {
+    if (running_.Cancel() || number != SIGINT) return;
+    dropped_ = true;
+    if (!terminal_) {
+      stop_ = true;
+    } else {
       out_ << "\n(Ctrl-D or /exit leaves)\n> " << std::flush;
     }
   }
@@ -135,10 +139,12 @@ class Chat {
     return failed ? 1 : 0;
   }
 
-  // A line, and those after it while one ends with a backslash. False at the end of the input.
+  // A line, and those after it while one ends with a backslash; at a terminal Ctrl-C and Ctrl-D drop what was
+  // not ended. False at the end of the input.
   bool NextMessage(std::string* message) {
     message->clear();
     for (std::string line; reader_.Next(&line, stop_);) {
+      if (dropped_.exchange(false)) message->clear();
       if (!line.empty() && line.back() == '\r') line.pop_back();
       const bool goes_on = line.ends_with('\\');
       if (goes_on) line.back() = '\n';
@@ -146,7 +152,7 @@ class Chat {
       if (!goes_on) return true;
       if (terminal_) out_ << ". " << std::flush;
     }
-    return !message->empty();
+    return !terminal_ && !message->empty();
   }
 
   void Help() {
@@ -306,6 +312,7 @@ class Chat {
   const std::unique_ptr<v1::Inference::Stub> stub_;
   RunningCall running_;
   std::atomic<bool> stop_ = false;
+  std::atomic<bool> dropped_ = false;  // what was begun at the prompt
   std::optional<ChatSession> session_;
   v1::ChatInput conversation_;  // of a session only what the router does not have
   bool thinking_shown_ = false;
@@ -330,8 +337,10 @@ void AddChatFlags(CLI::App* app, ChatOptions* o) {
   app->add_option("--temperature", o->temperature, "0 is greedy (default: the router's, 1)")
       ->check(CLI::Range(0.0, 2.0));
   app->add_option("--seed", o->seed, "the same seed gives the same answers (default: a drawn one)");
-  app->add_flag("--thinking,!--no-thinking", o->thinking,
-                "think first (default: as the model does)");
+  // An optional flag would be set, to false, also where it is not given.
+  app->add_flag_function(
+      "--thinking,!--no-thinking", [o](int64_t times) { o->thinking = times > 0; },
+      "think first (default: as the model does)");
   app->add_option("--session", o->session,
                   "name of a conversation to go on with, or to begin (default: none is kept)");
   app->add_option("--salt", o->salt, "the tenant's salt, if sessions have one (default: none)");

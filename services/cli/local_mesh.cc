@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<LocalMesh>> LocalMesh::Start(const LocalMeshOptio
   }
   args.insert(args.end(), o.flags.begin(), o.flags.end());
   RETURN_IF_ERROR(mesh->children_->Start("serve", std::move(args)));
-  RETURN_IF_ERROR(mesh->AwaitReady(o.ready_max));
+  RETURN_IF_ERROR(mesh->AwaitReady(o.ready_max, o.stop));
   return mesh;
 }
 
@@ -61,9 +61,10 @@ LocalMesh::~LocalMesh() {
   if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
 }
 
-absl::Status LocalMesh::AwaitReady(absl::Duration longest) {
+absl::Status LocalMesh::AwaitReady(absl::Duration longest, const std::function<bool()>& stop) {
   const absl::Time until = absl::Now() + longest;
   for (; absl::Now() < until; absl::SleepFor(absl::Milliseconds(50))) {
+    if (stop && stop()) return Cancelled("stopped while the mesh was starting");
     if (const std::optional<Children::Exit> exit = children_->Reap()) {
       return Unavailable("the local mesh ended: %s. Its last words:\n%s", exit->how, LastWords());
     }

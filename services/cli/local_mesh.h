@@ -3,6 +3,7 @@
 // Not thread-safe; belongs to the main thread (the child ends with the thread that started it).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +25,7 @@ struct LocalMeshOptions {
   std::string packed_dir = "auto";
   std::vector<std::string> flags;  // more of `serve`: "--worker-flag=--slabs=8"
   absl::Duration ready_max = absl::Minutes(5);
+  std::function<bool()> stop;  // asked while it starts; true gives it up with CANCELLED
 };
 
 class LocalMesh {
@@ -38,7 +40,7 @@ class LocalMesh {
 
  private:
   LocalMesh() = default;
-  absl::Status AwaitReady(absl::Duration longest);
+  absl::Status AwaitReady(absl::Duration longest, const std::function<bool()>& stop);
   std::string LastWords() const;
 
   std::string folder_, router_;

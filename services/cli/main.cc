@@ -295,7 +295,8 @@ void AddChat(CLI::App& app, Command& command) {
   chat->callback([=, &command] {
     command = [=] {
       const SignalWaiter signals;  // before gRPC makes threads
-      const auto mesh = MeshForChat(options.get(), std::cout);
+      const auto mesh = MeshForChat(options.get(), std::cout,
+                                    [&] { return signals.Wait(absl::ZeroDuration()) != 0; });
       if (!mesh.ok()) return ExitCode(mesh.status());
       return RunChat(*options, STDIN_FILENO, std::cout,
                      [&](absl::Duration wait) { return signals.Wait(wait); });

@@ -34,8 +34,12 @@ class RunDir {
   static absl::StatusOr<std::unique_ptr<RunDir>> Create(const ServeOptions& options) {
     std::string path = options.run_dir;
     if (path.empty()) {
-      path = (std::filesystem::temp_directory_path() / "deltamesh-XXXXXX").string();
-      if (mkdtemp(path.data()) == nullptr) return Unavailable("%s: cannot be created", path);
+      std::error_code error;
+      path = (std::filesystem::temp_directory_path(error) / "deltamesh-XXXXXX").string();
+      if (error || mkdtemp(path.data()) == nullptr) {
+        return Unavailable("%s: cannot be created; set TMPDIR to a folder that can be written",
+                           path);
+      }
       return std::unique_ptr<RunDir>(new RunDir(path, options.keep_run_dir));
     }
     std::error_code error;

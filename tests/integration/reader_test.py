@@ -4,10 +4,14 @@ whatever else runs. A state that went astray would show in the answer."""
 import concurrent.futures
 import json
 import os
+import pty
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 sys.path[:0] = os.environ["DELTAMESH_PYTHON_PATH"].split(":")
@@ -140,6 +144,46 @@ class NewcomerTest(unittest.TestCase):
         self.assertIn("reader (kimi_k3", done.stdout)
         self.assertIn("The red boat belongs to Olof.", done.stdout)
         self.assertIn("The meeting with Mara is at 09:40.", done.stdout)
+
+    def prompt_tokens(self, *flags, text="Hello\n"):
+        done = self.run_it("chat", "--temperature=0", "--max-tokens=2", f"--model={MODEL}/", *flags,
+                           input=text)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("reader (kimi_k3", done.stdout)
+        return int(re.search(r"prompt (\d+) tokens", done.stdout)[1])
+
+    def test_chat_thinks_as_the_model_does(self):
+        unsaid, yes, no = (self.prompt_tokens(*flags) for flags in ([], ["--thinking"], ["--no-thinking"]))
+        self.assertEqual(unsaid, yes)
+        self.assertGreater(yes, no)
+
+    def test_a_mesh_of_its_own_keeps_no_sessions(self):
+        done = self.run_it("chat", "--session=notes", f"--model={MODEL}", input="Hello\n")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("--session: kept by a mesh that goes on", done.stderr)
+
+    def test_ctrl_c_drops_what_was_begun(self):
+        main, other = pty.openpty()
+        chat = subprocess.Popen([BINARY, "chat", "--temperature=0", "--max-tokens=2", f"--model={MODEL}"],
+                                stdin=other, stdout=subprocess.PIPE, text=True, bufsize=1)
+        try:
+            out = iter(chat.stdout.readline, "")
+            next(line for line in out if "reader (kimi_k3" in line)
+            os.write(main, b"A secret note\\\n")
+            time.sleep(0.3)
+            chat.send_signal(signal.SIGINT)
+            next(line for line in out if "leaves" in line)
+            os.write(main, b"Hello\n")
+            said = next(line for line in out if " tokens, " in line)
+            self.assertEqual(int(re.search(r"prompt (\d+) tokens", said)[1]), self.prompt_tokens())
+            os.write(main, b"/exit\n")
+            self.assertEqual(chat.wait(30), 0)
+        finally:
+            chat.kill()
+            chat.wait(10)
+            chat.stdout.close()
+            os.close(main)
+            os.close(other)
 
     def test_generate(self):
         done = self.run_it("generate", "--chat=Hello", "--max-tokens=4")
