@@ -126,6 +126,7 @@ void RouterCore::Impl::OnRegister(LinkId link, const mesh::Register& message, ab
   if (const auto lost = members.OnRegister(link, message, now)) {
     LoseWorker(*lost, Unavailable("it registered again with epoch %d", message.epoch()), now);
   }
+  if (members.Find(link) != nullptr) sessions.OnJoined(message);
   PlaceWaiting(now);
 }
 

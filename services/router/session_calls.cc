@@ -382,6 +382,7 @@ void SessionCalls::OnLost(LinkId link, const std::string& name, const absl::Stat
 }
 
 void SessionCalls::Tick(absl::Time now) {
+  if (!std::exchange(ticked_, true)) young_until_ = now + kYoung;
   follower_.Tick(now);
   std::vector<RequestId> due;
   for (const auto& [id, call] : calls_) {
@@ -394,6 +395,10 @@ void SessionCalls::Tick(absl::Time now) {
       Refuse(call, SessionRefusal::kDeadline,
              DeadlineExceeded("session \"%s\": the call's deadline passed while workers were asked",
                               call.spec.name));
+      continue;
+    }
+    if (call.waiting) {
+      Read(call, call.phase, call.spec.session, now);
       continue;
     }
     if (call.phase == Phase::kLoading) {

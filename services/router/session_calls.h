@@ -6,6 +6,10 @@
 //     worker load its state; without that state (none is stored, it does not load) the tokens still serve.
 //   kSuspend: the worker that holds the deepest snapshot writes it and the record; then the table forgets it.
 //   kFork: unless it may replace, every store is asked whether it knows the new name.
+//   A session that nobody has is NOT_FOUND only when every store that this router ever knew says so. Without
+//     one of them, or without any worker, it is UNAVAILABLE; and in the router's first kYoung, in which its
+//     workers come back to it, the answer waits for the end of these: clients begin a conversation anew when
+//     they hear NOT_FOUND.
 //   A record in a store follows its session (record_follower.h): never does an older one come back.
 //
 // Every call is answered exactly once, by a SessionAnswered action. Commands carry numbers that are never
@@ -26,12 +30,16 @@
 #include "services/router/prefix_feed.h"
 #include "services/router/record_follower.h"
 #include "services/router/router_core.h"
+#include "services/router/session_stores.h"
 #include "services/router/session_types.h"
 
 namespace deltamesh {
 
 class SessionCalls {
  public:
+  // Longer than the longest pause before a worker dials again.
+  static constexpr absl::Duration kYoung = absl::Seconds(5);
+
   // All must outlive this.
   SessionCalls(const RouterOptions* options, RouterCounters* counters, Membership* members,
                const PrefixFeed* prefixes, std::vector<RouterAction>* actions);
@@ -46,6 +54,7 @@ class SessionCalls {
   // The client left: answered with CANCELLED.
   void Cancel(const RequestId& id, absl::Time now);
 
+  void OnJoined(const mesh::Register& worker) { known_stores_.Joined(worker); }
   void OnReply(LinkId link, const mesh::SessionReply& reply, absl::Time now);
   void OnLost(LinkId link, const std::string& name, const absl::Status& why, absl::Time now);
   void Tick(absl::Time now);
@@ -64,6 +73,7 @@ class SessionCalls {
     uint64_t number = 0;  // of the commands that are out
     std::set<LinkId> asked;
     absl::Time phase_end;
+    bool waiting = false;  // for the end of kYoung, then it reads again
     absl::Status refused;  // a record was, the last one
     std::string lost;      // a worker that did not answer
     uint64_t version = 0;  // kWriting: of the entry
@@ -81,6 +91,7 @@ class SessionCalls {
   void OnRead(Call& call, const Worker& from, const mesh::SessionReply& reply, absl::Time now);
   // Every store has answered, is lost or had its time.
   void ReadEnded(Call& call, absl::Time now);
+  void NotFound(Call& call, absl::Time now);
   void Found(Call& call, absl::Time now);
   // Brings the state of a session in the table into memory, or answers when there is nothing to bring.
   void Load(Call& call, absl::Time now);
@@ -108,6 +119,9 @@ class SessionCalls {
   std::map<RequestId, Call> calls_;
   std::map<uint64_t, RequestId> by_number_;
   uint64_t next_number_ = 1;
+  KnownStores known_stores_;
+  absl::Time young_until_ = absl::InfinitePast();
+  bool ticked_ = false;
   RecordFollower follower_;  // uses what is above
 };
 

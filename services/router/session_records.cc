@@ -28,6 +28,7 @@ void SessionCalls::Read(Call& call, Phase phase, const SessionId& session, absl:
   call.phase_end = now + options_->session_read_max;
   call.refused = absl::OkStatus();
   call.lost.clear();
+  call.waiting = false;
   mesh::SessionCommand command = Command(call, session);
   command.mutable_read();
   for (const Worker* worker : StoresOf(members_)) {
@@ -91,6 +92,27 @@ void SessionCalls::ReadEnded(Call& call, absl::Time now) {
   if (found) return Found(call, now);
   // A name whose record is worth nothing is free.
   if (call.phase == Phase::kReadingTarget) return PutFork(call, /*asked=*/true, now);
+  NotFound(call, now);
+}
+
+void SessionCalls::NotFound(Call& call, absl::Time now) {
+  if (members_->Count(mesh::ROLE_DECODE) + members_->Count(mesh::ROLE_PREFILL) == 0) {
+    return Refuse(
+        call, SessionRefusal::kLost,
+        Unavailable("no worker is connected to say whether it has session \"%s\"; call again",
+                    call.spec.name));
+  }
+  if (const auto missing = known_stores_.Missing(members_)) {
+    return Refuse(call, SessionRefusal::kLost,
+                  Unavailable("worker \"%s\" may have session \"%s\" in its store and is not "
+                              "connected; call again when it is, or begin the session anew",
+                              *missing, call.spec.name));
+  }
+  if (now < young_until_) {
+    call.waiting = true;
+    call.phase_end = young_until_;
+    return;
+  }
   if (!call.refused.ok()) {
     const bool foreign = absl::IsFailedPrecondition(call.refused);
     return Refuse(call, SessionRefusalOf(call.refused),

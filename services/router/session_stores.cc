@@ -24,6 +24,23 @@ std::vector<Worker*> StoresOf(Membership* members) {
   return out;
 }
 
+void KnownStores::Joined(const mesh::Register& worker) {
+  if (!worker.session_store()) {
+    names_.erase(worker.name());
+  } else if (names_.size() < kMax) {
+    names_.insert(worker.name());
+  }
+}
+
+std::optional<std::string> KnownStores::Missing(Membership* members) const {
+  std::set<std::string> here;
+  for (const Worker* worker : StoresOf(members)) here.insert(worker->load.name);
+  for (const std::string& name : names_) {
+    if (!here.contains(name)) return name;
+  }
+  return std::nullopt;
+}
+
 absl::Status CheckSessionRecord(const mesh::SessionRecord& record, const SessionId& session,
                                 const std::optional<mesh::ModelIdentity>& identity, int64_t vocab) {
   if (record.version() != kSessionRecordVersion) {

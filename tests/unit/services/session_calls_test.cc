@@ -322,6 +322,48 @@ TEST_F(SessionCallsTest, SilentAndLostStoresAreUnavailableNotAbsent) {
   EXPECT_THAT(Drain(), ::testing::HasSubstr("UNAVAILABLE: worker \"d2\" did not say"));
 }
 
+// Clients begin a conversation anew when they hear NOT_FOUND, and what they begin takes its record's place.
+TEST_F(SessionCallsTest, WithoutAStoreThatWasKnownASessionIsUnavailableNotAbsent) {
+  using ::testing::HasSubstr;
+  for (const Kind kind : {Kind::kOpen, Kind::kGet, Kind::kResume, Kind::kSuspend, Kind::kFork}) {
+    EXPECT_THAT(Call(kind, "s", kind == Kind::kFork ? "t" : ""),
+                HasSubstr("session c: UNAVAILABLE: no worker is connected"));
+  }
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);
+  core->OnLinkClosed(kDecode2, absl::UnavailableError("reset"), now);
+  Drain();
+  EXPECT_EQ(Call(Kind::kOpen, "s"), "2 <- Read 6\n");
+  EXPECT_EQ(Reply(kDecode, 6, absl::NotFoundError("none")),
+            "session c: UNAVAILABLE: worker \"d2\" may have session \"s\" in its store and is not "
+            "connected; call again when it is, or begin the session anew\n");
+  core->OnLinkClosed(kDecode, absl::UnavailableError("reset"), now);
+  Join(kPrefill, "p1", mesh::ROLE_PREFILL);  // without a store: it cannot say
+  EXPECT_THAT(Call(Kind::kOpen, "s"), HasSubstr("session c: UNAVAILABLE: worker \"d1\" may"));
+  EXPECT_EQ(Refused(SessionRefusal::kNotFound), 0u);
+  JoinWithStore(5, "d1", mesh::ROLE_DECODE);
+  JoinWithStore(6, "d2", mesh::ROLE_DECODE);
+  EXPECT_EQ(Call(Kind::kOpen, "s"), "5 <- Read 8\n6 <- Read 8\n");
+  Reply(5, 8, absl::NotFoundError("none"));
+  EXPECT_THAT(Reply(6, 8, absl::NotFoundError("none")), HasSubstr("session c: NOT_FOUND"));
+}
+
+// Workers come back to a router that began anew one after the other.
+TEST_F(SessionCallsTest, AYoungRouterWaitsForItsStoresBeforeItSaysNotFound) {
+  core->Tick(now);
+  Join(kPrefill, "p1", mesh::ROLE_PREFILL);
+  EXPECT_EQ(Call(Kind::kOpen, "s"), "");
+  Pass(absl::Seconds(1), {kPrefill});
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  Pass(SessionCalls::kYoung, {kPrefill, kDecode});
+  EXPECT_EQ(Drain(), "2 <- Read 2\n");
+  EXPECT_EQ(ReplyRecord(kDecode, 2, Record("s", 30, 0)),
+            "session c: 30 tokens, ended, position 0 at \"\" \n");
+  EXPECT_EQ(Call(Kind::kGet, "t"), "2 <- Read 3\n");
+  EXPECT_THAT(Reply(kDecode, 3, absl::NotFoundError("none")),
+              ::testing::HasSubstr("session c: NOT_FOUND"));
+}
+
 TEST_F(SessionCallsTest, ALostLoaderEndsAResumeAndNotATurn) {
   JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
   JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);
