@@ -37,7 +37,7 @@ struct AnswerEnd {
   TokenUsage usage;
   uint64_t seed = 0;
   std::string stop_string;     // the one that matched, if any
-  int64_t session_tokens = 0;  // of the session after this turn; 0: it is nobody's turn
+  int64_t session_tokens = 0;  // of the session after this turn; 0: nobody's, or overtaken
 };
 
 // Where an answer goes. Called on the router's thread, one call at a time; must not block. Any number of

@@ -52,6 +52,7 @@ absl::Status RouterCore::Impl::Submit(ClientRequest spec, absl::Time now) {
   r.spec = std::move(spec);
   r.deadline = std::min(r.spec.deadline, now + options.request_max);
   r.submitted = r.phase_since = r.waiting_since = now;
+  r.turn = next_turn++;
   LookUp(r, now);
   r.cost = CostOf(r);
   BoundBreakpoints(r);

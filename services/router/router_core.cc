@@ -48,7 +48,8 @@ void RouterCore::Impl::Finish(RouterRequest& r, mesh::SequenceOutput::End end, a
                                    end,
                                    {.prompt_tokens = r.prompt_tokens(),
                                     .completion_tokens = r.delivered,
-                                    .cached_tokens = r.cached_tokens}});
+                                    .cached_tokens = r.cached_tokens},
+                                   r.overtaken});
   Conclude(r, absl::OkStatus());
   ++counters.finished;
   answer_tokens += (static_cast<double>(r.delivered) - answer_tokens) / 32;
@@ -74,6 +75,13 @@ void RouterCore::Impl::Fail(RouterRequest& r, const absl::Status& status) {
 
 void RouterCore::Impl::KeepSession(RouterRequest& r, bool ended, absl::Time now) {
   if (r.spec.session.empty() || r.said.empty()) return;
+  if (r.overtaken) {
+    ++counters.sessions.overtaken;
+    return;
+  }
+  for (auto& [id, other] : requests) {
+    if (other.spec.session == r.spec.session && other.turn < r.turn) other.overtaken = true;
+  }
   std::vector<TokenId>& tokens = r.spec.prompt;
   tokens.insert(tokens.end(), r.said.begin(), r.said.end());
   sessions.Keep(r.spec.session, r.spec.cache.salt(), std::move(tokens), ended, now);
@@ -197,6 +205,11 @@ bool RouterCore::CancelClient(const RequestId& id, absl::Time now) {
 
 bool RouterCore::CompleteClient(const RequestId& id, int64_t taken, absl::Time now) {
   return impl_->Cancel(id, taken, now);
+}
+
+bool RouterCore::IsOvertaken(const RequestId& id) const {
+  const auto found = impl_->requests.find(id);
+  return found != impl_->requests.end() && found->second.overtaken;
 }
 
 void RouterCore::CallSession(SessionCall call, absl::Time now) {

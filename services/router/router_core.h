@@ -82,11 +82,13 @@ struct ClientTokens {
   RequestId request_id;
   mesh::SequenceOutput output;  // first_index is exactly the count delivered before
   int64_t cached_tokens = 0;    // of the prompt, as far as known
+  bool overtaken = false;       // as of these tokens: see ClientFinished
 };
 struct ClientFinished {
   RequestId request_id;
   mesh::SequenceOutput::End end = mesh::SequenceOutput::RUNNING;
   TokenUsage usage;
+  bool overtaken = false;  // a turn of its session that began later ended before: that one counts
 };
 struct ClientFailed {
   RequestId request_id;
@@ -150,6 +152,8 @@ class RouterCore {
   // The client has all it wants (a stop string matched in the answer's first `taken` tokens): as
   // CancelClient, but the request counts as finished.
   bool CompleteClient(const RequestId& id, int64_t taken, absl::Time now);
+  // Of a request that runs: as in ClientFinished.
+  bool IsOvertaken(const RequestId& id) const;
   // The same for a turn that ended with the very tokens in which the stop string matched: its session keeps
   // no more than `tokens`, prompt and answer.
   void TrimSession(const SessionId& session, int64_t tokens, absl::Time now);

@@ -58,6 +58,8 @@ struct RouterRequest {
   std::optional<absl::Time> prefill_gave_up;
   absl::Status prefill_status;
   int64_t delivered = 0;
+  uint64_t turn = 0;          // a larger one than what began before has
+  bool overtaken = false;     // see ClientFinished
   std::vector<TokenId> said;  // the delivered tokens, of a session's turn
   int64_t cached_tokens = 0;
   int64_t cost = 0;  // in the queue: tokens to compute, as estimated; 0 once it was placed
@@ -127,6 +129,7 @@ class RouterCore::Impl {
   };
   Overhead handing_over, staying;
   uint32_t next_attempt = 1;
+  uint64_t next_turn = 1;
   absl::Time time;  // of the call in progress
 
  private:
@@ -244,7 +247,8 @@ class RouterCore::Impl {
   void ReleaseDecode(RouterRequest& r);
   void ReleasePrefill(RouterRequest& r);
   void Erase(RouterRequest& r);
-  // The turn's prompt and what was delivered become its session's content; the request ends next.
+  // The turn's prompt and what was delivered become its session's content, unless one that began
+  // later ended before; the request ends next.
   void KeepSession(RouterRequest& r, bool ended, absl::Time now);
   bool IsRunning(const SessionId& session) const;
 

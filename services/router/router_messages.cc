@@ -268,7 +268,7 @@ void RouterCore::Impl::OnOutput(const Worker& from, const mesh::SequenceOutput& 
     r->cached_tokens = std::max(
         r->cached_tokens, static_cast<int64_t>(std::min<uint64_t>(
                               output.cached_tokens(), static_cast<uint64_t>(r->prompt_tokens()))));
-    ClientTokens tokens{r->spec.request_id, output, r->cached_tokens};
+    ClientTokens tokens{r->spec.request_id, output, r->cached_tokens, r->overtaken};
     tokens.output.set_first_index(static_cast<uint64_t>(r->delivered));
     tokens.output.mutable_tokens()->erase(tokens.output.tokens().begin(),
                                           tokens.output.tokens().begin() + known);

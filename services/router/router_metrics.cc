@@ -156,6 +156,7 @@ void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool 
            {{"event", event}});
   };
   session("kept", sessions.kept);
+  session("overtaken", sessions.overtaken);
   session("suspended", sessions.suspended);
   session("resumed", sessions.resumed);
   session("forked", sessions.forked);

@@ -304,7 +304,7 @@ void RouterServer::Perform(RouterAction action, absl::Time now) {
   } else if (auto* a = std::get_if<ClientTokens>(&action)) {
     Deliver(std::move(*a), now);
   } else if (const auto* a = std::get_if<ClientFinished>(&action)) {
-    Complete(a->request_id, a->end, a->usage, now);
+    Complete(*a, now);
   } else if (const auto* a = std::get_if<ClientFailed>(&action)) {
     Fail(a->request_id, a->status, now);
   } else if (auto* a = std::get_if<SessionAnswered>(&action)) {
@@ -331,26 +331,30 @@ void RouterServer::Deliver(ClientTokens tokens, absl::Time now) {
   if (!event.empty()) live.sink->OnEvent(std::move(event));
   if (!live.answer->stopped()) return;
   const int64_t taken = live.answer->tokens_taken();
-  if (!core_.CompleteClient(tokens.request_id, taken, now) && !live.session.empty()) {
+  const bool overtaken = tokens.overtaken || core_.IsOvertaken(tokens.request_id);
+  const bool ended = !core_.CompleteClient(tokens.request_id, taken, now);
+  if (ended && !overtaken && !live.session.empty()) {
     core_.TrimSession(live.session, live.prompt_tokens + taken, now);
   }
   for (RouterAction& action : core_.TakeActions()) Perform(std::move(action), now);
-  Complete(tokens.request_id, mesh::SequenceOutput::STOP_TOKEN,
-           {.prompt_tokens = live.prompt_tokens,
-            .completion_tokens = 0,
-            .cached_tokens = live.cached_tokens},
+  Complete({tokens.request_id,
+            mesh::SequenceOutput::STOP_TOKEN,
+            {.prompt_tokens = live.prompt_tokens,
+             .completion_tokens = 0,
+             .cached_tokens = live.cached_tokens},
+            overtaken},
            now);
 }
 
-void RouterServer::Complete(const RequestId& id, mesh::SequenceOutput::End end,
-                            const TokenUsage& usage, absl::Time now) {
+void RouterServer::Complete(const ClientFinished& finished, absl::Time now) {
+  const RequestId& id = finished.request_id;
   const auto it = live_.find(id);
   if (it == live_.end()) return;
   Live live = std::move(it->second);
   live_.erase(it);
   if (AnswerEvent rest = live.answer->Flush(); !rest.empty()) live.sink->OnEvent(std::move(rest));
-  AnswerEnd answer = live.answer->End(end, usage);
-  if (!live.session.empty()) {
+  AnswerEnd answer = live.answer->End(finished.end, finished.usage);
+  if (!live.session.empty() && !finished.overtaken) {
     answer.session_tokens = answer.usage.prompt_tokens + answer.usage.completion_tokens;
   }
   LogInfo("request.finished", {{"request", id},

@@ -161,8 +161,7 @@ class RouterServer {
   void StopSessions();
   void Perform(RouterAction action, absl::Time now);
   void Deliver(ClientTokens tokens, absl::Time now);
-  void Complete(const RequestId& id, mesh::SequenceOutput::End end, const TokenUsage& usage,
-                absl::Time now);
+  void Complete(const ClientFinished& finished, absl::Time now);
   void Fail(const RequestId& id, const absl::Status& status, absl::Time now);
   void Publish();
 

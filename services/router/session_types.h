@@ -75,7 +75,8 @@ enum class SessionRefusal {
 const char* SessionRefusalName(SessionRefusal why);
 
 struct SessionCounters {
-  uint64_t kept = 0;  // turns that became a session's content
+  uint64_t kept = 0;       // turns that became a session's content
+  uint64_t overtaken = 0;  // turns that did not: one that began later ended before
   uint64_t suspended = 0, resumed = 0, forked = 0;
   uint64_t recorded = 0;  // records that followed their session
   uint64_t records_retried =

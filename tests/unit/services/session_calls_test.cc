@@ -49,6 +49,51 @@ TEST_F(SessionCallsTest, CutAnswersCountAsFarAsTheyCame) {
   EXPECT_EQ(Call(Kind::kGet, "s"), "session c: 13 tokens, position 0 at \"\" \n");
 }
 
+// A name is begun anew while a turn of it is answered: what began last counts, whichever ends last.
+TEST_F(SessionCallsTest, ATurnThatWasOvertakenIsNotKept) {
+  Join(kDecode, "d1", mesh::ROLE_DECODE);
+  Turn("s", 60, {5});
+  const auto begin = [&](const std::string& id, int64_t prompt, bool append) {
+    ClientRequest request = Make(id, prompt);
+    request.session = Id("s");
+    request.append = append;
+    ASSERT_TRUE(core->Submit(request, now).ok());
+    Drain();
+  };
+  const auto end = [&](const std::string& id) {
+    Tokens(kDecode, id, {5}, 0, mesh::SequenceOutput::STOP_TOKEN);
+    bool overtaken = false;
+    for (const RouterAction& action : core->TakeActions()) {
+      const auto* finished = std::get_if<ClientFinished>(&action);
+      if (finished != nullptr) overtaken = finished->overtaken;
+    }
+    return overtaken;
+  };
+  begin("append", 70, true);
+  begin("anew", 20, false);
+  EXPECT_FALSE(end("anew"));
+  EXPECT_TRUE(core->IsOvertaken("append"));
+  EXPECT_TRUE(end("append"));
+  EXPECT_EQ(Call(Kind::kGet, "s"), "session c: 21 tokens, ended, position 0 at \"\" \n");
+  EXPECT_EQ(core->counters().sessions.kept, 2u);
+  EXPECT_EQ(core->counters().sessions.overtaken, 1u);
+  // In order both count.
+  begin("append", 30, true);
+  begin("anew", 40, false);
+  EXPECT_FALSE(end("append"));
+  EXPECT_FALSE(end("anew"));
+  EXPECT_EQ(Call(Kind::kGet, "s"), "session c: 41 tokens, ended, position 0 at \"\" \n");
+  // Nor is one that is cut.
+  begin("append", 50, true);
+  Tokens(kDecode, "append", {1, 2}, 0);
+  begin("anew", 10, false);
+  EXPECT_FALSE(end("anew"));
+  core->CancelClient("append", now);
+  Drain();
+  EXPECT_EQ(Call(Kind::kGet, "s"), "session c: 11 tokens, ended, position 0 at \"\" \n");
+  EXPECT_EQ(core->counters().sessions.overtaken, 2u);
+}
+
 TEST_F(SessionCallsTest, ARunningTurnKeepsOthersOut) {
   JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
   Turn("s", 10, {1});
