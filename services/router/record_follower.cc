@@ -62,6 +62,7 @@ void RecordFollower::OnEvicted(const SessionId& id, const Session& session) {
   auto it = tasks_.find(id);
   if (it == tasks_.end()) {
     // It is as its record says, has none, or nobody can have one.
+    if (session.record) stamps_.Note(id, session.record->stamp);
     if (session.record || session.asked || StoresOf(members_).empty()) return;
     it = tasks_.try_emplace(id).first;
     SetAt(id, it->second, now_);
@@ -239,6 +240,12 @@ void RecordFollower::ReadEnded(Tasks::iterator it, absl::Time now) {
   Task& task = it->second;
   if (task.silent) return Failed(it, Unavailable("a store did not say what it has"), now);
   EndCommand(task);
+  if (const uint64_t known = stamps_.Of(it->first); task.found) {
+    task.found->stamp = std::max(task.found->stamp, known);
+  } else if (known > 0) {  // the store that has it is away
+    task.found = StoredRecord{known, 0, "", ""};
+    task.found_tokens = {};
+  }
   if (!task.found) {
     table_->SetAsked(it->first);
     return Erase(it);
@@ -273,7 +280,7 @@ mesh::SessionRecord RecordFollower::MakeRecord(const SessionId& id, const Sessio
   record.set_ended(session.ended);
   // Later than the record it replaces, whatever another router's clock said.
   const auto stamp = static_cast<uint64_t>(absl::ToUnixNanos(now));
-  const uint64_t before = session.record ? session.record->stamp : 0;
+  const uint64_t before = std::max(session.record ? session.record->stamp : 0, stamps_.Of(id));
   record.set_suspended_unix_ns(std::max(stamp, before + 1));
   return record;
 }
@@ -313,6 +320,7 @@ void RecordFollower::WriteEnded(Tasks::iterator it, const absl::Status& status, 
   if (!status.ok() && !absl::IsAborted(status)) return Failed(it, status, now);
   EndCommand(task);
   const Session* session = Content(it->first, task);
+  if (session != nullptr && session->record) stamps_.Note(it->first, session->record->stamp);
   if (session != nullptr && session->version != task.version) {
     task.failures = 0;
     SetAt(it->first, task, now);

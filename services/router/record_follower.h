@@ -12,8 +12,14 @@
 // Beyond these it is lost: counted, said in the log, and what a store has of it from before is refused for as
 // long as the router lives (the first kLostMax of them).
 //
-// What this cannot know: a store whose worker is away while the name is begun, and comes back later with an
-// older record of it and no newer one beside it; and what was said last before the router itself is lost.
+// The newest record of each session that this router wrote or saw is remembered by its time
+// (record_stamps.h): an older one is refused while the worker that has the newest is away, and what is begun
+// anew meanwhile is written as later than it.
+//
+// What this cannot know: records that this router never saw, of a store whose worker is away while the name
+// is begun, and comes back later with no newer one beside it; what was said last before the router itself is
+// lost; and what other routers do. A session's turns belong to one router: two that serve the same name each
+// go on with the tokens they have.
 //
 // Not thread-safe: part of the router's core.
 #pragma once
@@ -30,6 +36,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "deltamesh/mesh/session.pb.h"
 #include "services/router/membership.h"
+#include "services/router/record_stamps.h"
 #include "services/router/router_core.h"
 #include "services/router/session_table.h"
 
@@ -56,6 +63,9 @@ class RecordFollower {
   void Restore(const SessionId& id);
   // A record of that time is older than what was said and then lost here.
   bool IsOutdated(const SessionId& id, uint64_t stamp) const;
+  // A record of the session is in some store; the newest one's time, 0: none is known.
+  void Note(const SessionId& id, uint64_t stamp) { stamps_.Note(id, stamp); }
+  uint64_t NewestStored(const SessionId& id) const { return stamps_.Of(id); }
 
   // False when it is no answer to a command of this.
   bool OnReply(LinkId link, const mesh::SessionReply& reply, absl::Time now);
@@ -110,6 +120,7 @@ class RecordFollower {
   std::map<uint64_t, SessionId> by_number_;
   size_t evicted_ = 0;  // tasks that hold their session
   int64_t evicted_bytes_ = 0;
+  RecordStamps stamps_;
   absl::Time now_ = absl::InfinitePast();
   absl::flat_hash_map<SessionId, uint64_t> lost_;  // the time of what was lost
 };

@@ -137,7 +137,16 @@ void SessionCalls::Cancel(const RequestId& id, absl::Time now) {
   Refuse(it->second, SessionRefusal::kDeadline, absl::CancelledError("the client left"));
 }
 
+// The session went on while its state was loaded.
+void SessionCalls::TakeNewer(Call& call) {
+  follower_.Restore(call.spec.session);
+  const Session* newer = table_.Find(call.spec.session);
+  if (newer == nullptr || newer->tokens == call.state.tokens) return;
+  call.state = {.tokens = newer->tokens, .ended = newer->ended, .used = newer->used};
+}
+
 void SessionCalls::Answer(Call& call) {
+  if (call.phase == Phase::kLoading) TakeNewer(call);
   actions_->push_back(SessionAnswered{call.spec.id, absl::OkStatus(), std::move(call.state)});
   by_number_.erase(call.number);
   const RequestId id = call.spec.id;
@@ -179,7 +188,7 @@ void SessionCalls::PutFork(Call& call, bool asked, absl::Time now) {
                                     "--session-mib",
                                     call.state.tokens->size()));
   }
-  if (asked) table_.SetAsked(call.spec.target);
+  if (asked && follower_.NewestStored(call.spec.target) == 0) table_.SetAsked(call.spec.target);
   follower_.Changed(call.spec.target, now);
   ++counters_->sessions.forked;
   Answer(call);
@@ -234,6 +243,7 @@ void SessionCalls::OnWritten(Call& call, const Worker& from, const mesh::Session
         call, SessionRefusal::kStore,
         Annotate(status, absl::StrFormat("session \"%s\" stays in memory", call.spec.name)));
   }
+  follower_.Note(call.spec.session, call.stamp);
   const Session* now_known = table_.Find(call.spec.session);
   if (now_known != nullptr && now_known->version == call.version) {
     table_.Erase(call.spec.session);

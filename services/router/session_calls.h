@@ -10,7 +10,11 @@
 //     one of them, or without any worker, it is UNAVAILABLE; and in the router's first kYoung, in which its
 //     workers come back to it, the answer waits for the end of these: clients begin a conversation anew when
 //     they hear NOT_FOUND.
-//   A record in a store follows its session (record_follower.h): never does an older one come back.
+//   A record in a store follows its session (record_follower.h): never does an older one come back. What came
+//     into the table while a record was read or loaded is newer than it, and counts.
+//
+// Two routers do not tell each other what was said: all turns of a session must go to one router, for as long
+// as that one lives or until it suspended the session.
 //
 // Every call is answered exactly once, by a SessionAnswered action. Commands carry numbers that are never
 // used twice; a reply under any number but the awaited one is stale.
@@ -74,6 +78,7 @@ class SessionCalls {
     std::set<LinkId> asked;
     absl::Time phase_end;
     bool waiting = false;  // for the end of kYoung, then it reads again
+    uint64_t newest = 0;   // stored of the session, as known when the reading began
     absl::Status refused;  // a record was, the last one
     std::string lost;      // a worker that did not answer
     uint64_t version = 0;  // kWriting: of the entry
@@ -106,6 +111,9 @@ class SessionCalls {
   bool IsSuspending(const SessionId& id) const;
   bool IsOpening(const Call& but) const;
 
+  // False, and refused: the record is older than one that this router knows of.
+  bool CheckNewest(Call& call);
+  void TakeNewer(Call& call);
   void Answer(Call& call);
   void Refuse(Call& call, SessionRefusal why, const absl::Status& status);
   void Count(SessionRefusal why) { ++counters_->sessions.refused[static_cast<size_t>(why)]; }

@@ -29,6 +29,8 @@ void SessionCalls::Read(Call& call, Phase phase, const SessionId& session, absl:
   call.refused = absl::OkStatus();
   call.lost.clear();
   call.waiting = false;
+  call.record.reset();
+  call.newest = follower_.NewestStored(session);
   mesh::SessionCommand command = Command(call, session);
   command.mutable_read();
   for (const Worker* worker : StoresOf(members_)) {
@@ -72,6 +74,22 @@ void SessionCalls::OnRead(Call& call, const Worker& from, const mesh::SessionRep
 }
 
 void SessionCalls::ReadEnded(Call& call, absl::Time now) {
+  const SessionId& id = call.phase == Phase::kReading ? call.spec.session : call.spec.target;
+  // A turn that did not wait may have made it anew meanwhile: that one is newer than any record.
+  follower_.Restore(id);
+  if (const Session* newer = table_.Find(id)) {
+    if (call.phase == Phase::kReadingTarget) return Fork(call, now);
+    const Kind kind = call.spec.kind;
+    if (kind != Kind::kGet && kind != Kind::kFork && IsSuspending(id)) {
+      return Refuse(call, SessionRefusal::kRunning,
+                    FailedPrecondition("session: \"%s\" is being suspended; call again when it is",
+                                       call.spec.name));
+    }
+    call.record.reset();
+    return AnswerKnown(call, *newer, now);
+  }
+  // Or made it, and it is in a store by now.
+  if (follower_.NewestStored(id) > call.newest) return Read(call, call.phase, SessionId(id), now);
   // A store that did not answer may have a newer record than all others.
   if (!call.lost.empty()) {
     const std::string why = IsSaid(call.refused) ? "" : " (" + MessageOf(call.refused) + ")";
@@ -89,10 +107,33 @@ void SessionCalls::ReadEnded(Call& call, absl::Time now) {
             "begin the session anew, or raise --sessions and --session-mib",
             call.spec.name)));
   }
+  if (found && !CheckNewest(call)) return;
   if (found) return Found(call, now);
   // A name whose record is worth nothing is free.
   if (call.phase == Phase::kReadingTarget) return PutFork(call, /*asked=*/true, now);
   NotFound(call, now);
+}
+
+bool SessionCalls::CheckNewest(Call& call) {
+  const uint64_t stamp = call.record->suspended_unix_ns();
+  if (stamp >= call.newest) {
+    follower_.Note(call.spec.session, stamp);
+    return true;
+  }
+  if (const auto missing = known_stores_.Missing(members_)) {
+    Refuse(call, SessionRefusal::kLost,
+           Unavailable("worker \"%s\" may have the newest record of session \"%s\" and is not "
+                       "connected, what others have is older; call again when it is, or begin the "
+                       "session anew",
+                       *missing, call.spec.name));
+  } else {
+    Refuse(call, SessionRefusal::kDamaged,
+           absl::DataLossError(absl::StrFormat(
+               "session: no store has the newest record of \"%s\" any more, and what they have is "
+               "older; begin the session anew",
+               call.spec.name)));
+  }
+  return false;
 }
 
 void SessionCalls::NotFound(Call& call, absl::Time now) {
@@ -145,16 +186,10 @@ void SessionCalls::Found(Call& call, absl::Time now) {
       return Fork(call, now);
     case Kind::kOpen:
     case Kind::kResume:
-      // A turn that did not wait may have made it anew meanwhile; that one is newer.
-      if (const Session* newer = table_.Find(call.spec.session)) {
-        call.state.tokens = newer->tokens;
-        call.state.ended = newer->ended;
-      } else {
-        table_.Put(call.spec.session, call.spec.salt, call.state.tokens, call.state.ended, now);
-        table_.SetRecord(call.spec.session, {record.suspended_unix_ns(), record.position(),
-                                             record.key(), call.read_from});
-        ++counters_->sessions.resumed;
-      }
+      table_.Put(call.spec.session, call.spec.salt, call.state.tokens, call.state.ended, now);
+      table_.SetRecord(call.spec.session, {record.suspended_unix_ns(), record.position(),
+                                           record.key(), call.read_from});
+      ++counters_->sessions.resumed;
       call.state.suspended = false;
       return Load(call, now);
   }

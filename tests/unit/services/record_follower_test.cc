@@ -113,6 +113,16 @@ TEST_F(RecordFollowerTest, AnUnsettledSessionIsNotForgotten) {
   EXPECT_EQ(Call(Kind::kGet, "s"), "2 <- Read 4\n");
 }
 
+// Begun anew and pushed out while an append waits for what stores have of it: the append goes on from there.
+TEST_F(RecordFollowerTest, AnOpenTakesWhatWasBegunAnewMeanwhile) {
+  EXPECT_EQ(Call(Kind::kOpen, "s"), "2 <- Read 1\n");
+  Begin("s", 20);
+  Begin("t", 10);
+  EXPECT_THAT(ReplyRecord(kDecode, 1, Old("s")), HasSubstr("session c: 21 tokens"));
+  EXPECT_EQ(Reply(kDecode, 3, absl::NotFoundError("none")), "");  // of t
+  EXPECT_EQ(core->gauges().sessions_unsettled, 1);
+}
+
 // A write that fails is tried again, later and later, with what the session is by then.
 TEST_F(RecordFollowerTest, FailedWritesAreTriedAgain) {
   Begin("s", 20);

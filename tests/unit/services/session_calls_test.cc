@@ -311,10 +311,59 @@ TEST_F(SessionCallsTest, TheRecordFollowsTheSession) {
   Pass(absl::Seconds(2), {kDecode});
   EXPECT_EQ(Drain(), "2 <- Suspend 4 tokens=112\n");
   Reply(kDecode, 4);
-  Turn("other", 10, {1});  // pushes it out
+  followed.set_suspended_unix_ns(followed.suspended_unix_ns() + 1);  // as it was sent again
+  Turn("other", 10, {1});                                            // pushes it out
   Call(Kind::kGet, "s");
   EXPECT_EQ(ReplyRecord(kDecode, 6, followed),
             "session c: 112 tokens, ended, suspended, position 64 at \"\" \n");
+}
+
+// The worker with the newest record is away: what another one has of the session from before is not it.
+TEST_F(SessionCallsTest, AnOlderRecordThanTheOneSuspendedIsRefused) {
+  using ::testing::HasSubstr;
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  Turn("s", 60, {60, 61, 62, 63, 64, 65});
+  JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);
+  Hold(kDecode2, 1);
+  EXPECT_EQ(Call(Kind::kSuspend, "s"), "4 <- Suspend 2 tokens=66\n");
+  Reply(kDecode2, 2);
+  core->OnLinkClosed(kDecode2, absl::UnavailableError("reset"), now);
+  Drain();
+  const mesh::SessionRecord older = Record("s", 30, 0);
+  EXPECT_EQ(Call(Kind::kOpen, "s"), "2 <- Read 3\n");
+  EXPECT_EQ(ReplyRecord(kDecode, 3, older),
+            "session c: UNAVAILABLE: worker \"d2\" may have the newest record of session \"s\" and "
+            "is not connected, what others have is older; call again when it is, or begin the "
+            "session anew\n");
+  JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);  // with an empty store
+  Call(Kind::kOpen, "s");
+  Reply(kDecode2, 4, absl::NotFoundError("none"));
+  EXPECT_THAT(ReplyRecord(kDecode, 4, older), HasSubstr("session c: DATA_LOSS: session: no store"));
+  // Begun anew it is later than both, wherever they are.
+  core->OnLinkClosed(kDecode2, absl::UnavailableError("reset"), now);
+  Turn("s", 20, {1});
+  uint64_t stamp = 0;
+  EXPECT_EQ(core->gauges().sessions_unsettled, 1);  // a record is written
+  Reply(kDecode, 6);
+  EXPECT_EQ(core->gauges().sessions_unsettled, 0);
+  core->CallSession({.id = "c", .kind = Kind::kSuspend, .session = Id("s"), .name = "s"}, now);
+  for (const RouterAction& action : core->TakeActions()) {
+    const auto* sent = std::get_if<SendToWorker>(&action);
+    if (sent != nullptr && sent->message.session().has_suspend()) {
+      stamp = sent->message.session().suspend().record().suspended_unix_ns();
+    }
+  }
+  EXPECT_GT(stamp, static_cast<uint64_t>(absl::ToUnixNanos(now)));
+}
+
+TEST(RecordStampsTest, TheLeastRecentlyNotedGoFirst) {
+  RecordStamps stamps;
+  stamps.Note("a", 7);
+  stamps.Note("b", 7);
+  stamps.Note("a", 5);
+  for (size_t i = 2; i <= RecordStamps::kMax; ++i) stamps.Note("s" + std::to_string(i), 1);
+  EXPECT_EQ(stamps.Of("a"), 7u);
+  EXPECT_EQ(stamps.Of("b"), 0u);
 }
 
 TEST_F(SessionCallsTest, BadRecordsAreRefusedByName) {
