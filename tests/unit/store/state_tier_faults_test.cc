@@ -96,7 +96,9 @@ TEST_F(StateTierFaultsTest, WhatWasNotSentIsSentAfterARestart) {
 TEST_F(StateTierFaultsTest, ANewerRecordThatComesMeanwhileStays) {
   auto t = Engine(nullptr), other = Engine(nullptr);
   for (const uint64_t before : {uint64_t{0}, uint64_t{10}}) {
-    if (before > 0) EXPECT_TRUE(Put(*t, before).status.ok());
+    if (before > 0) {
+      EXPECT_TRUE(Put(*t, before).status.ok());
+    }
     bucket_.before_put_if = [&] { EXPECT_TRUE(Put(*other, before + 9).status.ok()); };
     EXPECT_EQ(Put(*t, before + 5).status.code(), absl::StatusCode::kAborted);
     EXPECT_EQ(StampOf(Get(*t)), before + 9);
