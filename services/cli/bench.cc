@@ -182,6 +182,24 @@ struct Start {
   int64_t resident_bytes;
 };
 
+void PrintCeilings(const Roofline& roof, std::ostream& out) {
+  out << absl::StrFormat(
+      "ceilings  read %.1f GB/s median (%.1f best)  multiply-add %.1f GFLOP/s (%.1f best)  8-bit "
+      "products %.1f Gop/s (%.1f best)\n",
+      roof.read_bytes_per_second.median / 1e9, roof.read_bytes_per_second.best / 1e9,
+      roof.fma_flops.median / 1e9, roof.fma_flops.best / 1e9, roof.int8_ops.median / 1e9,
+      roof.int8_ops.best / 1e9);
+}
+
+nlohmann::ordered_json CeilingsJson(const Roofline& roof) {
+  return {{"read_gbs_best", roof.read_bytes_per_second.best / 1e9},
+          {"read_gbs_median", roof.read_bytes_per_second.median / 1e9},
+          {"fp32_fma_gflops_best", roof.fma_flops.best / 1e9},
+          {"fp32_fma_gflops_median", roof.fma_flops.median / 1e9},
+          {"int8_gops_best", roof.int8_ops.best / 1e9},
+          {"int8_gops_median", roof.int8_ops.median / 1e9}};
+}
+
 void PrintTable(const BenchOptions& o, const Model& model, const Start& start, const Bench& bench,
                 const absl::Status&, const Roofline* roof, std::ostream& out) {
   out << absl::StrFormat("model     %s, %s weights, %s activations, %d MiB, %d threads, %s\n",
@@ -191,14 +209,7 @@ void PrintTable(const BenchOptions& o, const Model& model, const Start& start, c
       "start     ready in %.2f s%s, %d MiB resident, %.2f of the weights\n", start.seconds,
       model.packed().built ? ", packing included" : "", start.resident_bytes / kMibBytes,
       static_cast<double>(start.resident_bytes) / static_cast<double>(model.weight_bytes()));
-  if (roof != nullptr) {
-    out << absl::StrFormat(
-        "ceilings  read %.1f GB/s median (%.1f best)  multiply-add %.1f GFLOP/s (%.1f best)  8-bit "
-        "products %.1f Gop/s (%.1f best)\n",
-        roof->read_bytes_per_second.median / 1e9, roof->read_bytes_per_second.best / 1e9,
-        roof->fma_flops.median / 1e9, roof->fma_flops.best / 1e9, roof->int8_ops.median / 1e9,
-        roof->int8_ops.best / 1e9);
-  }
+  if (roof != nullptr) PrintCeilings(*roof, out);
   PrintRows(bench.rows(), out);
 }
 
@@ -216,14 +227,7 @@ void PrintJson(const BenchOptions& o, const Model& model, const Start& start, co
                                 {"start_packed_now", model.packed().built},
                                 {"start_resident_bytes", start.resident_bytes},
                                 {"system", kernels::CpuTargets().front()}};
-  if (roof != nullptr) {
-    doc["ceilings"] = {{"read_gbs_best", roof->read_bytes_per_second.best / 1e9},
-                       {"read_gbs_median", roof->read_bytes_per_second.median / 1e9},
-                       {"fp32_fma_gflops_best", roof->fma_flops.best / 1e9},
-                       {"fp32_fma_gflops_median", roof->fma_flops.median / 1e9},
-                       {"int8_gops_best", roof->int8_ops.best / 1e9},
-                       {"int8_gops_median", roof->int8_ops.median / 1e9}};
-  }
+  if (roof != nullptr) doc["ceilings"] = CeilingsJson(*roof);
   // Rows in bytes have other keys and stand apart.
   std::vector<BenchRow> tokens, bytes;
   for (const BenchRow& row : bench.rows()) (row.test == "handoff" ? bytes : tokens).push_back(row);
@@ -242,6 +246,26 @@ absl::Status CheckShards(const ModelConfig& config, std::vector<int64_t>* shards
     return InvalidArgument("mesh-experts: %d shards of %d experts; use at most one per expert", n,
                            experts);
   }
+  return absl::OkStatus();
+}
+
+// The machine's ceilings by themselves; needs no model.
+absl::Status RunRoofline(const BenchOptions& o, std::ostream& out) {
+  if (o.roofline_seconds <= 0) {
+    return InvalidArgument("roofline-seconds: %g with --roofline; use more than 0",
+                           o.roofline_seconds);
+  }
+  ASSIGN_OR_RETURN(
+      const auto probe,
+      RooflineProbe::Create({.threads = o.threads, .seconds = o.roofline_seconds, .mxfp4 = false}));
+  if (!o.json) {
+    PrintCeilings(probe->roofline(), out);
+  } else {
+    out << JsonText({{"threads", o.threads},
+                     {"system", kernels::CpuTargets().front()},
+                     {"ceilings", CeilingsJson(probe->roofline())}});
+  }
+  out << std::flush;
   return absl::OkStatus();
 }
 
@@ -311,6 +335,8 @@ void AddBenchFlags(CLI::App* app, BenchOptions* o) {
   app->add_option("--repetitions", o->repetitions, "the median is reported")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  app->add_flag("--roofline", o->roofline,
+                "instead: only the ceilings of this machine, without a model");
   app->add_option("--roofline-seconds", o->roofline_seconds,
                   "of each probe of the machine; 0: no probes and no fractions")
       ->check(CLI::Range(0.0, 10.0))
@@ -323,6 +349,7 @@ bool NeedsScratch(const BenchOptions& options) { return Wants(options, "mesh"); 
 
 absl::Status RunBench(BenchOptions options, std::ostream& out) {
   InitLog("bench", LogLevel::kWarning);
+  if (options.roofline) return RunRoofline(options, out);
   RETURN_IF_ERROR(CheckOptions(options));
   ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::Load(options.model));
   if (Wants(options, "mesh")) RETURN_IF_ERROR(CheckShards(config, &options.mesh_experts));

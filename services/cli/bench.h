@@ -43,6 +43,7 @@ struct BenchOptions {
   int64_t decode_steps = 64;
   int64_t chunk_tokens = 512;
   int repetitions = 3;
+  bool roofline = false;  // only the machine's ceilings
   double roofline_seconds =
       0.2;  // per probe of the machine and repetition; 0: no probes, no fractions
   HandoffBenchOptions handoff;

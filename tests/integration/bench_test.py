@@ -82,6 +82,15 @@ class BenchTest(unittest.TestCase):
         self.assertIn("% of a TCP connection", done.stdout)
         self.assertIn("% of read bandwidth", done.stdout)
 
+    def test_ceilings_alone(self):
+        done = subprocess.run([BINARY, "bench", "--roofline", "--json", "--roofline-seconds=0.005"],
+                              capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        ceilings = json.loads(done.stdout)["ceilings"]
+        self.assertEqual(len(ceilings), 6)
+        self.assertTrue(all(math.isfinite(v) and v > 0 for v in ceilings.values()), ceilings)
+        self.assertIn("with --roofline", bench("--roofline", "--roofline-seconds=0").stderr)
+
     def test_int8_activations_through_the_mesh(self):
         done = bench("--sections=prefill,mesh", "--json", "--activations=int8", *SHORT)
         self.assertEqual(done.returncode, 0, done.stderr)
