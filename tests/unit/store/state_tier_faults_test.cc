@@ -45,16 +45,21 @@ class StateTierFaultsTest : public ::testing::Test {
     return t.Done();
   }
 
+  // One record in the bucket, a newer one on disk, and the bucket down.
+  void KeepANewerOneOnDisk(TieredEngine& t) {
+    EXPECT_EQ(Put(t, 10).tier, "object store");
+    bucket_.down = true;
+    bucket_.refuses = "records/";
+    EXPECT_EQ(Put(t, 20).tier, "disk");
+  }
+
   MemoryBucket bucket_;
   TestFolder folder_;
 };
 
 TEST_F(StateTierFaultsTest, AnOlderRecordInTheBucketDoesNotHideANewerOneOnDisk) {
   auto t = Engine("one");
-  EXPECT_EQ(Put(*t, 10).tier, "object store");
-  bucket_.down = true;
-  bucket_.refuses = "records/";
-  EXPECT_EQ(Put(*t, 20).tier, "disk");
+  KeepANewerOneOnDisk(*t);
   bucket_.down = false;
   EXPECT_EQ(StampOf(Get(*t)), 20u);
   // It is sent by itself, so another machine has it too.
@@ -71,10 +76,7 @@ TEST_F(StateTierFaultsTest, AnOlderRecordInTheBucketDoesNotHideANewerOneOnDisk) 
 TEST_F(StateTierFaultsTest, WhatWasNotSentIsSentAfterARestart) {
   {
     auto t = Engine("one");
-    EXPECT_EQ(Put(*t, 10).tier, "object store");
-    bucket_.down = true;
-    bucket_.refuses = "records/";
-    EXPECT_EQ(Put(*t, 20).tier, "disk");
+    KeepANewerOneOnDisk(*t);
   }
   bucket_.down = false;
   EXPECT_EQ(StampOf(Get(*Engine("other"))), 10u);  // the machine with the newer one is away
