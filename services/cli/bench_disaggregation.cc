@@ -308,13 +308,7 @@ absl::Status RunDisaggregationBench(const DisaggregationBenchOptions& o, std::os
   InitLog("bench-disaggregation", LogLevel::kWarning);
   RETURN_IF_ERROR(Check(o));
   std::unique_ptr<ScratchFolder> scratch;
-  std::string model = o.model;
-  if (model.empty()) {
-    ASSIGN_OR_RETURN(scratch, ScratchFolder::Create());
-    model = scratch->path() + "/model";
-    RETURN_IF_ERROR(WriteRandomModel({.vocab = kByteTextVocab}, 1, model));
-    RETURN_IF_ERROR(WriteByteText(model));
-  }
+  ASSIGN_OR_RETURN(const std::string model, NamedOrRandomModel(o.model, &scratch));
   Comparison comparison(o);
   RETURN_IF_ERROR(comparison.Run(model));
   const nlohmann::ordered_json doc = comparison.Json();

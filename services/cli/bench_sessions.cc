@@ -295,13 +295,7 @@ absl::Status RunSessionBench(const SessionBenchOptions& o, std::ostream& out) {
   InitLog("bench-sessions", LogLevel::kWarning);
   RETURN_IF_ERROR(Check(o));
   std::unique_ptr<ScratchFolder> scratch;
-  std::string folder = o.model;
-  if (folder.empty()) {
-    ASSIGN_OR_RETURN(scratch, ScratchFolder::Create());
-    folder = scratch->path() + "/model";
-    RETURN_IF_ERROR(WriteRandomModel({.vocab = kByteTextVocab}, 1, folder));
-    RETURN_IF_ERROR(WriteByteText(folder));
-  }
+  ASSIGN_OR_RETURN(const std::string folder, NamedOrRandomModel(o.model, &scratch));
   const SystemClock clock;
   ASSIGN_OR_RETURN(const LoadOptions load,
                    ToolLoadOptions(folder, o.threads, o.weights, o.activations, o.packed_dir,

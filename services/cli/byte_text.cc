@@ -46,4 +46,14 @@ absl::Status WriteByteText(const std::string& folder) {
   return Unavailable("%s: cannot write text files there; free some space", folder);
 }
 
+absl::StatusOr<std::string> NamedOrRandomModel(const std::string& named,
+                                               std::unique_ptr<ScratchFolder>* scratch) {
+  if (!named.empty()) return named;
+  ASSIGN_OR_RETURN(*scratch, ScratchFolder::Create());
+  const std::string folder = (*scratch)->path() + "/model";
+  RETURN_IF_ERROR(WriteRandomModel({.vocab = kByteTextVocab}, 1, folder));
+  RETURN_IF_ERROR(WriteByteText(folder));
+  return folder;
+}
+
 }  // namespace deltamesh

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/cli/random_model.h"
 
 namespace deltamesh {
 
@@ -12,5 +15,9 @@ inline constexpr int64_t kByteTextVocab = 512;  // at least: the bytes and the r
 
 // Beside a config.json of the published layout of Kimi-Linear with kByteTextVocab ids or more.
 absl::Status WriteByteText(const std::string& folder);
+
+// `named`, or where that is empty a small random model with such text, which goes with `scratch`.
+absl::StatusOr<std::string> NamedOrRandomModel(const std::string& named,
+                                               std::unique_ptr<ScratchFolder>* scratch);
 
 }  // namespace deltamesh

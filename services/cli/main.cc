@@ -70,6 +70,12 @@ int ExitCode(const absl::Status& status) {
   return 1;
 }
 
+// For what writes files that it only needs while it runs: none is left, also after a signal.
+int RunInScratch(const std::function<absl::Status()>& run) {
+  const absl::Status status = ContinueInScratch();
+  return ExitCode(status.ok() ? run() : status);
+}
+
 void AddRoles(CLI::App& app, Command& command) {
   auto* router = app.add_subcommand("router", "the front door: clients and workers connect to it");
   auto router_flags = std::make_shared<RouterFlags>();
@@ -239,8 +245,9 @@ void AddBenchSessions(CLI::App& app, Command& command) {
       "bench-sessions", "measure turns on a long prompt that the mesh has seen against their bars");
   auto options = std::make_shared<SessionBenchOptions>();
   AddSessionBenchFlags(bench, options.get());
-  bench->callback(
-      [=, &command] { command = [=] { return ExitCode(RunSessionBench(*options, std::cout)); }; });
+  bench->callback([=, &command] {
+    command = [=] { return RunInScratch([&] { return RunSessionBench(*options, std::cout); }); };
+  });
 }
 
 void AddBenchDisaggregation(CLI::App& app, Command& command) {
@@ -249,7 +256,9 @@ void AddBenchDisaggregation(CLI::App& app, Command& command) {
   auto options = std::make_shared<DisaggregationBenchOptions>();
   AddDisaggregationBenchFlags(bench, options.get());
   bench->callback([=, &command] {
-    command = [=] { return ExitCode(RunDisaggregationBench(*options, std::cout)); };
+    command = [=] {
+      return RunInScratch([&] { return RunDisaggregationBench(*options, std::cout); });
+    };
   });
 }
 
@@ -265,10 +274,7 @@ void AddBenchRouter(CLI::App& app, Command& command) {
   auto options = std::make_shared<RouterBenchOptions>();
   AddRouterBenchFlags(bench, options.get());
   bench->callback([=, &command] {
-    command = [=] {
-      const absl::Status status = ContinueInScratch();
-      return ExitCode(status.ok() ? RunRouterBench(*options, std::cout) : status);
-    };
+    command = [=] { return RunInScratch([&] { return RunRouterBench(*options, std::cout); }); };
   });
 }
 
