@@ -76,6 +76,16 @@ class ReadmeTest(unittest.TestCase):
         for flag in re.findall(r"--[a-z-]+", command):
             self.assertIn(flag, text)
 
+    def test_first_answer_of_dev_serve(self):
+        with open(os.path.join(ROOT, "dev"), encoding="utf-8") as f:
+            question = re.search(r"FIRST_QUESTION='(.*?)'", f.read(), re.S)[1]
+        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
+            promised = re.search(r'one answer, "(.*?)"', f.read())[1]
+        done = subprocess.run([BINARY, "generate", f"--model={MODEL}", "--temperature=0", "--chat", question],
+                              capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(promised, done.stdout)
+
     def test_length_and_links(self):
         with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
             text = f.read()
