@@ -168,10 +168,10 @@ def _subject(rng, held, group):
     if group is PEOPLE:
         return words.person(rng, held)
     if group is THINGS:
-        noun = words.pick(rng, words.NOUNS, held)
+        noun = words.pick_or_coin(rng, words.NOUNS, held)
         if rng.random() < 0.5:
             return "the " + noun + " of " + words.name(rng, held)
-        return "the " + words.pick(rng, words.ADJECTIVES, held) + " " + noun
+        return "the " + words.pick_or_coin(rng, words.ADJECTIVES, held) + " " + noun
     return rng.choice(["project ", "team ", "plan "]) + words.name(rng, held)
 
 
@@ -337,7 +337,9 @@ def tree(rng, held):
         if not flat:
             yield folder + "/\n", None
         for place in range(rng.randint(1, 5)):
-            stem = stems(lambda: words.pick(rng, words.FILE_STEMS, held)) if rng.random() < 0.2 else None
+            stem = None
+            if rng.random() < 0.2:
+                stem = stems(lambda: words.pick_or_coin(rng, words.FILE_STEMS, held))
             file = (stem or unique(lambda: words.made_up(rng, held))) + "." + rng.choice(words.EXTENSIONS)
             n = words.number(rng, held, 10, 999)
             facts = [

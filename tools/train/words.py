@@ -18,7 +18,7 @@ cable battery engine pump valve pipe ladle spoon plate cup bowl pan oven stove f
 coat hat scarf glove boot umbrella bag suitcase wallet coin medal statue vase painting globe bell
 whistle net tent stool bench shelf cabinet drawer desk sofa helmet shield saddle bridle plough rake
 shovel spade wheel axle spring lever pulley magnet prism lens scale thermometer barometer kite puppet
-doll marble puzzle dice chessboard ribbon needle thimble loom spindle anvil chisel file bolt screw nail
+doll marble puzzle dice chessboard ribbon needle thimble loom spindle anvil chisel rasp bolt screw nail
 brush broom mop sponge towel soap jar tin sack cork funnel sieve grater whisk""".split()
 PLACES = """kitchen cellar attic garage garden hall library office workshop stable barn tower chapel
 bathroom bedroom corridor pantry shed courtyard balcony greenhouse laundry studio harbour warehouse
@@ -110,8 +110,8 @@ def coined(rng, held):
 
 
 def pick_or_coin(rng, words, held):
-    """Half of the values are coined, so that a model copies what stands there instead of choosing from a
-    list it knows."""
+    """Half of the values and of the things are coined, so that a model copies what stands there instead of
+    choosing from a list it knows."""
     return pick(rng, words, held) if rng.random() < 0.5 else coined(rng, held)
 
 
