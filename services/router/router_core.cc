@@ -268,7 +268,9 @@ RouterGauges RouterCore::gauges() const {
           .session_bytes = impl_->sessions.table().bytes(),
           .session_calls = impl_->sessions.live(),
           .sessions_unsettled = impl_->sessions.unsettled(),
-          .sessions_evicted = impl_->sessions.table().evicted()};
+          .sessions_evicted = impl_->sessions.table().evicted(),
+          .stores = impl_->sessions.stores().here(),
+          .stores_away = impl_->sessions.stores().away()};
 }
 
 }  // namespace deltamesh

@@ -134,6 +134,8 @@ struct RouterGauges {
   int64_t sessions = 0, session_bytes = 0, session_calls = 0;
   int64_t sessions_unsettled = 0;  // stores may have older records of them
   uint64_t sessions_evicted = 0;
+  int64_t stores = 0,
+          stores_away = 0;  // workers with a store that are connected, and that may come back
 };
 
 class RouterCore {

@@ -9,6 +9,8 @@ namespace {
 
 constexpr char kWorkers[] = "deltamesh_workers";
 constexpr char kWorkersHelp[] = "Workers registered with this router, by role.";
+constexpr char kStores[] = "deltamesh_session_stores";
+constexpr char kStoresHelp[] = "Workers with a store, connected or away and expected back.";
 
 }  // namespace
 
@@ -44,7 +46,9 @@ RouterMetrics::RouterMetrics(Metrics* m)
       session_calls_(
           m->Gauge("deltamesh_session_calls", "Calls about sessions that are going on.")),
       sessions_unsettled_(m->Gauge("deltamesh_sessions_unsettled",
-                                   "Sessions of which stores may have older records.")) {}
+                                   "Sessions of which stores may have older records.")),
+      stores_(m->Gauge(kStores, kStoresHelp, {{"state", "connected"}})),
+      stores_away_(m->Gauge(kStores, kStoresHelp, {{"state", "away"}})) {}
 
 void RouterMetrics::Accepted(int64_t prompt_tokens) {
   prompt_tokens_.Increment(static_cast<double>(prompt_tokens));
@@ -101,6 +105,8 @@ void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool 
   session_bytes_.Set(static_cast<double>(g.session_bytes));
   session_calls_.Set(static_cast<double>(g.session_calls));
   sessions_unsettled_.Set(static_cast<double>(g.sessions_unsettled));
+  stores_.Set(static_cast<double>(g.stores));
+  stores_away_.Set(static_cast<double>(g.stores_away));
   const auto follow = [this](const char* name, const char* help, double value,
                              const MetricLabels& labels = {}) {
     Follow(name, help, labels).Set(value);
@@ -164,6 +170,9 @@ void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool 
   session("recorded", sessions.recorded);
   session("record_retried", sessions.records_retried);
   session("record_lost", sessions.records_lost);
+  follow("deltamesh_session_stores_forgotten_total",
+         "Workers with a store that were away for so long that they count as gone.",
+         static_cast<double>(sessions.stores_forgotten));
   for (size_t i = 0; i < sessions.refused.size(); ++i) {
     follow("deltamesh_session_refusals_total", "Calls about sessions, and their records, refused.",
            static_cast<double>(sessions.refused[i]),

@@ -54,6 +54,8 @@ class RouterMetrics {
   prometheus::Gauge& session_bytes_;
   prometheus::Gauge& session_calls_;
   prometheus::Gauge& sessions_unsettled_;
+  prometheus::Gauge& stores_;
+  prometheus::Gauge& stores_away_;
 };
 
 }  // namespace deltamesh

@@ -55,6 +55,10 @@ absl::Status RouterOptions::Validate() const {
   RETURN_IF_ERROR(positive("session_calls_max", session_calls_max));
   RETURN_IF_ERROR(lasting("session_read_max", session_read_max));
   RETURN_IF_ERROR(lasting("session_call_max", session_call_max));
+  if (store_forget < kRedialMax) {
+    return InvalidArgument("store_forget: %s; use at least %s, in which workers come back",
+                           absl::FormatDuration(store_forget), absl::FormatDuration(kRedialMax));
+  }
   RETURN_IF_ERROR(positive("decisions_max", decisions_max));
   RETURN_IF_ERROR(positive("links_max", links_max));
   RETURN_IF_ERROR(lasting("register_max", register_max));
@@ -106,6 +110,7 @@ std::vector<std::pair<std::string, std::string>> RouterOptions::Describe() const
           {"session_calls_max", number(session_calls_max)},
           {"session_read_max", time(session_read_max)},
           {"session_call_max", time(session_call_max)},
+          {"store_forget", time(store_forget)},
           {"decisions_max", number(decisions_max)},
           {"links_max", number(links_max)},
           {"register_max", time(register_max)},

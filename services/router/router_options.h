@@ -17,6 +17,9 @@ namespace deltamesh {
 // Attempt numbers set aside for one StartDecode: its first grant and those after refused hand-offs.
 inline constexpr uint32_t kAttemptsPerPlacement = 16;
 
+// Longer than the longest pause before a worker dials a router again.
+inline constexpr absl::Duration kRedialMax = absl::Seconds(5);
+
 // Whether prompts are computed by prefill workers and handed over.
 enum class Disaggregation {
   kPlanned,  // where the estimate is least, request by request
@@ -66,6 +69,8 @@ struct RouterOptions {
   int64_t session_calls_max = 64;                       // at once
   absl::Duration session_read_max = absl::Seconds(5);   // all stores have answered within
   absl::Duration session_call_max = absl::Seconds(60);  // longest deadline of a call
+  // A worker with a store that is away for this long counts as gone: it may have loaded a model meanwhile.
+  absl::Duration store_forget = absl::Hours(1);
   int64_t decisions_max = 1024;  // requests whose placement can be explained afterwards
 
   // Workers.

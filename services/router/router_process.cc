@@ -27,6 +27,7 @@ namespace {
 constexpr absl::Duration kFlushMax = absl::Seconds(1);
 // After the last answer, for what was said to reach the stores.
 constexpr absl::Duration kSettleMax = absl::Seconds(5);
+constexpr double kStoreForgetMinutesMax = 366.0 * 24 * 60;
 
 LinkServerEvents LinkEventsOf(RouterServer* router) {
   LinkServerEvents events;
@@ -213,6 +214,7 @@ absl::Status Run(RouterFlags flags, const SignalWaiter& signals) {
   flags.core.ageing_max = absl::Seconds(flags.ageing_seconds);
   flags.core.request_max = absl::Seconds(flags.request_seconds);
   flags.core.session_bytes_max = flags.session_mib << 20;
+  flags.core.store_forget = absl::Minutes(flags.store_forget_minutes);
   flags.core.heartbeat = absl::Seconds(flags.heartbeat_seconds);
   flags.core.lease = absl::Seconds(flags.lease_seconds);
   RouterProcess process(std::move(flags));
@@ -261,6 +263,10 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
   bound("--session-mib", f->session_mib, "of the tokens of these (MiB: 2^20 bytes)");
   bound("--session-calls", f->core.session_calls_max,
         "calls about sessions that may wait for workers at once");
+  option("--store-forget-minutes", f->store_forget_minutes,
+         "minutes after which a worker with a store that does not come back counts as gone; until "
+         "then sessions that it may have are unavailable, not absent")
+      ->check(CLI::Range(absl::ToDoubleMinutes(kRedialMax), kStoreForgetMinutesMax));
   bound("--decisions", f->core.decisions_max, "requests that `explain` can look back at");
   bound("--heartbeat-seconds", f->heartbeat_seconds, "between two reports of a worker");
   bound("--lease-seconds", f->lease_seconds, "a worker silent for this long is lost");

@@ -32,6 +32,7 @@ struct RouterFlags {
   double heartbeat_seconds = 0.25;
   double lease_seconds = 3;
   int64_t session_mib = 256;
+  double store_forget_minutes = absl::ToDoubleMinutes(RouterOptions().store_forget);
   std::string ports_file;
   int64_t parent = 0;
   std::string log_level = "info";

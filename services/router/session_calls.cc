@@ -43,6 +43,7 @@ SessionCalls::SessionCalls(const RouterOptions* options, RouterCounters* counter
       actions_(actions),
       table_(options->sessions_max, options->session_bytes_max,
              [this](const SessionId& id, const Session& s) { follower_.OnEvicted(id, s); }),
+      known_stores_(options->store_forget),
       follower_(options, counters, members, actions, &table_, &next_number_) {}
 
 void SessionCalls::Keep(const SessionId& id, const std::string& salt, std::vector<TokenId> tokens,
@@ -371,6 +372,7 @@ void SessionCalls::OnReply(LinkId link, const mesh::SessionReply& reply, absl::T
 
 void SessionCalls::OnLost(LinkId link, const std::string& name, const absl::Status& why,
                           absl::Time now) {
+  known_stores_.Left(name, now);
   follower_.OnLost(link, now);
   std::vector<RequestId> affected;
   for (auto& [id, call] : calls_) {
@@ -391,8 +393,21 @@ void SessionCalls::OnLost(LinkId link, const std::string& name, const absl::Stat
   }
 }
 
+void SessionCalls::ForgetStores(absl::Time now) {
+  for (const std::string& worker : known_stores_.Forget(now)) {
+    ++counters_->sessions.stores_forgotten;
+    LogWarning(
+        "store.forgotten",
+        {{"worker", worker},
+         {"reason", absl::StrFormat("it was away for %s (--store-forget-minutes), or too many "
+                                    "are; what only it has is not found until it is back",
+                                    absl::FormatDuration(options_->store_forget))}});
+  }
+}
+
 void SessionCalls::Tick(absl::Time now) {
   if (!std::exchange(ticked_, true)) young_until_ = now + kYoung;
+  ForgetStores(now);
   follower_.Tick(now);
   std::vector<RequestId> due;
   for (const auto& [id, call] : calls_) {

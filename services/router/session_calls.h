@@ -6,10 +6,10 @@
 //     worker load its state; without that state (none is stored, it does not load) the tokens still serve.
 //   kSuspend: the worker that holds the deepest snapshot writes it and the record; then the table forgets it.
 //   kFork: unless it may replace, every store is asked whether it knows the new name.
-//   A session that nobody has is NOT_FOUND only when every store that this router ever knew says so. Without
-//     one of them, or without any worker, it is UNAVAILABLE; and in the router's first kYoung, in which its
-//     workers come back to it, the answer waits for the end of these: clients begin a conversation anew when
-//     they hear NOT_FOUND.
+//   A session that nobody has is NOT_FOUND only when every store that this router knows says so. While one of
+//     them is away (until it is forgotten: KnownStores), or without any worker, it is UNAVAILABLE; and in the
+//     router's first kYoung, in which its workers come back to it, the answer waits for the end of these:
+//     clients begin a conversation anew when they hear NOT_FOUND.
 //   A record in a store follows its session (record_follower.h): never does an older one come back. What came
 //     into the table while a record was read or loaded is newer than it, and counts.
 //
@@ -41,8 +41,7 @@ namespace deltamesh {
 
 class SessionCalls {
  public:
-  // Longer than the longest pause before a worker dials again.
-  static constexpr absl::Duration kYoung = absl::Seconds(5);
+  static constexpr absl::Duration kYoung = kRedialMax;
 
   // All must outlive this.
   SessionCalls(const RouterOptions* options, RouterCounters* counters, Membership* members,
@@ -64,6 +63,7 @@ class SessionCalls {
   void Tick(absl::Time now);
 
   const SessionTable& table() const { return table_; }
+  const KnownStores& stores() const { return known_stores_; }
   int64_t live() const { return static_cast<int64_t>(calls_.size()); }
   // Sessions of which a store may have an older record, until it has this one.
   int64_t unsettled() const { return follower_.unsettled(); }
@@ -112,8 +112,9 @@ class SessionCalls {
   bool IsOpening(const Call& but) const;
 
   // False, and refused: the record is older than one that this router knows of.
-  bool CheckNewest(Call& call);
+  bool CheckNewest(Call& call, absl::Time now);
   void TakeNewer(Call& call);
+  void ForgetStores(absl::Time now);
   void Answer(Call& call);
   void Refuse(Call& call, SessionRefusal why, const absl::Status& status);
   void Count(SessionRefusal why) { ++counters_->sessions.refused[static_cast<size_t>(why)]; }

@@ -12,6 +12,16 @@ namespace {
 
 using Kind = SessionCall::Kind;
 
+// Why its sessions are neither served nor absent.
+absl::Status MayHave(const KnownStores::Away& store, const char* what, const std::string& name,
+                     const char* others) {
+  return Unavailable(
+      "worker \"%s\" may have %s \"%s\" in its store and is not connected%s; call again when it "
+      "is, or begin the session anew; in %s it counts as gone (--store-forget-minutes)",
+      store.worker, what, name, others,
+      absl::FormatDuration(absl::Ceil(store.left, absl::Seconds(1))));
+}
+
 absl::Status NotKnown(const std::string& name, bool stores) {
   return NotFound(
       "session: \"%s\" is not known under this salt, nor is it suspended%s; begin it with a "
@@ -107,25 +117,23 @@ void SessionCalls::ReadEnded(Call& call, absl::Time now) {
             "begin the session anew, or raise --sessions and --session-mib",
             call.spec.name)));
   }
-  if (found && !CheckNewest(call)) return;
+  if (found && !CheckNewest(call, now)) return;
   if (found) return Found(call, now);
   // A name whose record is worth nothing is free.
   if (call.phase == Phase::kReadingTarget) return PutFork(call, /*asked=*/true, now);
   NotFound(call, now);
 }
 
-bool SessionCalls::CheckNewest(Call& call) {
+bool SessionCalls::CheckNewest(Call& call, absl::Time now) {
   const uint64_t stamp = call.record->suspended_unix_ns();
   if (stamp >= call.newest) {
     follower_.Note(call.spec.session, stamp);
     return true;
   }
-  if (const auto missing = known_stores_.Missing(members_)) {
+  if (const auto missing = known_stores_.Missing(now)) {
     Refuse(call, SessionRefusal::kLost,
-           Unavailable("worker \"%s\" may have the newest record of session \"%s\" and is not "
-                       "connected, what others have is older; call again when it is, or begin the "
-                       "session anew",
-                       *missing, call.spec.name));
+           MayHave(*missing, "the newest record of session", call.spec.name,
+                   ", and what others have is older"));
   } else {
     Refuse(call, SessionRefusal::kDamaged,
            absl::DataLossError(absl::StrFormat(
@@ -143,11 +151,8 @@ void SessionCalls::NotFound(Call& call, absl::Time now) {
         Unavailable("no worker is connected to say whether it has session \"%s\"; call again",
                     call.spec.name));
   }
-  if (const auto missing = known_stores_.Missing(members_)) {
-    return Refuse(call, SessionRefusal::kLost,
-                  Unavailable("worker \"%s\" may have session \"%s\" in its store and is not "
-                              "connected; call again when it is, or begin the session anew",
-                              *missing, call.spec.name));
+  if (const auto missing = known_stores_.Missing(now)) {
+    return Refuse(call, SessionRefusal::kLost, MayHave(*missing, "session", call.spec.name, ""));
   }
   if (now < young_until_) {
     call.waiting = true;

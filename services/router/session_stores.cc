@@ -25,20 +25,37 @@ std::vector<Worker*> StoresOf(Membership* members) {
 }
 
 void KnownStores::Joined(const mesh::Register& worker) {
-  if (!worker.session_store()) {
-    names_.erase(worker.name());
-  } else if (names_.size() < kMax) {
-    names_.insert(worker.name());
+  away_.erase(worker.name());
+  if (worker.session_store()) {
+    here_.insert(worker.name());
+  } else {
+    here_.erase(worker.name());
   }
 }
 
-std::optional<std::string> KnownStores::Missing(Membership* members) const {
-  std::set<std::string> here;
-  for (const Worker* worker : StoresOf(members)) here.insert(worker->load.name);
-  for (const std::string& name : names_) {
-    if (!here.contains(name)) return name;
+void KnownStores::Left(const std::string& worker, absl::Time now) {
+  if (here_.erase(worker) > 0) away_[worker] = now;
+}
+
+KnownStores::Leaving::const_iterator KnownStores::First() const {
+  return std::min_element(away_.begin(), away_.end(),
+                          [](const auto& a, const auto& b) { return a.second < b.second; });
+}
+
+std::vector<std::string> KnownStores::Forget(absl::Time now) {
+  std::vector<std::string> forgotten;
+  for (auto first = First(); first != away_.end(); first = First()) {
+    if (now - first->second < forget_after_ && away_.size() <= kAwayMax) break;
+    forgotten.push_back(first->first);
+    away_.erase(first);
   }
-  return std::nullopt;
+  return forgotten;
+}
+
+std::optional<KnownStores::Away> KnownStores::Missing(absl::Time now) const {
+  const auto first = First();
+  if (first == away_.end()) return std::nullopt;
+  return Away{first->first, std::max(absl::ZeroDuration(), first->second + forget_after_ - now)};
 }
 
 absl::Status CheckSessionRecord(const mesh::SessionRecord& record, const SessionId& session,

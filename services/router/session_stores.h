@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "deltamesh/mesh/session.pb.h"
 #include "services/router/membership.h"
 #include "services/router/session_types.h"
@@ -19,18 +21,39 @@ inline constexpr uint32_t kSessionRecordVersion = 1;
 // Prefill and decode workers that have one: decode workers first, those with most room in front.
 std::vector<Worker*> StoresOf(Membership* members);
 
-// The names of all workers with a store that ever were connected, at most kMax of them. Not thread-safe: part
-// of the router's core.
+// The workers with a store that are connected, and those that were and may come back. None says that it leaves
+// for good: one that drains is mostly restarted, with the same disk. So only time tells: a store that is away
+// for `forget_after` is forgotten, and beyond kAwayMax the one that left first. A worker that comes back under
+// its name without a store has none any more.
+//
+// Not thread-safe: part of the router's core.
 class KnownStores {
  public:
-  static constexpr size_t kMax = 1024;
+  static constexpr size_t kAwayMax = 1024;
+
+  explicit KnownStores(absl::Duration forget_after) : forget_after_(forget_after) {}
 
   void Joined(const mesh::Register& worker);
-  // One that is not connected now.
-  std::optional<std::string> Missing(Membership* members) const;
+  void Left(const std::string& worker, absl::Time now);
+  // The names of those that are forgotten from now on.
+  std::vector<std::string> Forget(absl::Time now);
+
+  struct Away {
+    std::string worker;
+    absl::Duration left;  // until it is forgotten
+  };
+  // The one that left first.
+  std::optional<Away> Missing(absl::Time now) const;
+  int64_t here() const { return static_cast<int64_t>(here_.size()); }
+  int64_t away() const { return static_cast<int64_t>(away_.size()); }
 
  private:
-  std::set<std::string> names_;
+  using Leaving = std::map<std::string, absl::Time>;
+  Leaving::const_iterator First() const;
+
+  const absl::Duration forget_after_;
+  std::set<std::string> here_;
+  Leaving away_;
 };
 
 // Whether a record that came for `session` is one of it, and of the model that is served.

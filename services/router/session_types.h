@@ -81,7 +81,8 @@ struct SessionCounters {
   uint64_t recorded = 0;  // records that followed their session
   uint64_t records_retried =
       0;  // times that one could not, or stores did not say whether there is one
-  uint64_t records_lost = 0;  // sessions forgotten before theirs could
+  uint64_t records_lost = 0;      // sessions forgotten before theirs could
+  uint64_t stores_forgotten = 0;  // workers with one that were away for too long
   std::array<uint64_t, static_cast<size_t>(SessionRefusal::kCount)> refused{};
 };
 

@@ -10,7 +10,7 @@ sys.path[:0] = os.environ["DELTAMESH_PYTHON_PATH"].split(":")
 from processes import BINARY, GOLDEN  # noqa: E402
 
 ROLES = ("router", "prefill", "decode", "expert", "serve")
-UNITS = ("seconds", "bytes", "tokens", "threads", "requests", "sequences", "blocks", "attempts", "workers",
+UNITS = ("seconds", "minutes", "bytes", "tokens", "threads", "requests", "sequences", "blocks", "attempts", "workers",
          "connections", "port", "shard", "inputs", "calls", "hand-offs", "experts", "records")
 
 

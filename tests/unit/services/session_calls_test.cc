@@ -318,54 +318,6 @@ TEST_F(SessionCallsTest, TheRecordFollowsTheSession) {
             "session c: 112 tokens, ended, suspended, position 64 at \"\" \n");
 }
 
-// The worker with the newest record is away: what another one has of the session from before is not it.
-TEST_F(SessionCallsTest, AnOlderRecordThanTheOneSuspendedIsRefused) {
-  using ::testing::HasSubstr;
-  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
-  Turn("s", 60, {60, 61, 62, 63, 64, 65});
-  JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);
-  Hold(kDecode2, 1);
-  EXPECT_EQ(Call(Kind::kSuspend, "s"), "4 <- Suspend 2 tokens=66\n");
-  Reply(kDecode2, 2);
-  core->OnLinkClosed(kDecode2, absl::UnavailableError("reset"), now);
-  Drain();
-  const mesh::SessionRecord older = Record("s", 30, 0);
-  EXPECT_EQ(Call(Kind::kOpen, "s"), "2 <- Read 3\n");
-  EXPECT_EQ(ReplyRecord(kDecode, 3, older),
-            "session c: UNAVAILABLE: worker \"d2\" may have the newest record of session \"s\" and "
-            "is not connected, what others have is older; call again when it is, or begin the "
-            "session anew\n");
-  JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);  // with an empty store
-  Call(Kind::kOpen, "s");
-  Reply(kDecode2, 4, absl::NotFoundError("none"));
-  EXPECT_THAT(ReplyRecord(kDecode, 4, older), HasSubstr("session c: DATA_LOSS: session: no store"));
-  // Begun anew it is later than both, wherever they are.
-  core->OnLinkClosed(kDecode2, absl::UnavailableError("reset"), now);
-  Turn("s", 20, {1});
-  uint64_t stamp = 0;
-  EXPECT_EQ(core->gauges().sessions_unsettled, 1);  // a record is written
-  Reply(kDecode, 6);
-  EXPECT_EQ(core->gauges().sessions_unsettled, 0);
-  core->CallSession({.id = "c", .kind = Kind::kSuspend, .session = Id("s"), .name = "s"}, now);
-  for (const RouterAction& action : core->TakeActions()) {
-    const auto* sent = std::get_if<SendToWorker>(&action);
-    if (sent != nullptr && sent->message.session().has_suspend()) {
-      stamp = sent->message.session().suspend().record().suspended_unix_ns();
-    }
-  }
-  EXPECT_GT(stamp, static_cast<uint64_t>(absl::ToUnixNanos(now)));
-}
-
-TEST(RecordStampsTest, TheLeastRecentlyNotedGoFirst) {
-  RecordStamps stamps;
-  stamps.Note("a", 7);
-  stamps.Note("b", 7);
-  stamps.Note("a", 5);
-  for (size_t i = 2; i <= RecordStamps::kMax; ++i) stamps.Note("s" + std::to_string(i), 1);
-  EXPECT_EQ(stamps.Of("a"), 7u);
-  EXPECT_EQ(stamps.Of("b"), 0u);
-}
-
 TEST_F(SessionCallsTest, BadRecordsAreRefusedByName) {
   JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
   JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);
@@ -395,67 +347,6 @@ TEST_F(SessionCallsTest, BadRecordsAreRefusedByName) {
   EXPECT_EQ(Reply(kDecode, call, absl::DataLossError("checksum")), "");
   EXPECT_EQ(ReplyRecord(kDecode2, call, Record("s", 30, 0)),
             "session c: 30 tokens, ended, position 0 at \"\" \n");
-}
-
-TEST_F(SessionCallsTest, SilentAndLostStoresAreUnavailableNotAbsent) {
-  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
-  JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);
-  Call(Kind::kGet, "s");
-  Reply(kDecode, 1, absl::NotFoundError("none"));
-  Pass(absl::Seconds(4), {kDecode, kDecode2});
-  EXPECT_EQ(Drain(), "");
-  Pass(absl::Seconds(2), {kDecode, kDecode2});
-  EXPECT_EQ(Drain(),
-            "session c: UNAVAILABLE: worker \"d2\" did not say whether it has session \"s\"; call "
-            "again\n");
-  EXPECT_EQ(Reply(kDecode2, 1), "");
-  EXPECT_EQ(core->counters().stale_messages, 1u);
-  Call(Kind::kGet, "s");
-  Reply(kDecode, 2, absl::NotFoundError("none"));
-  core->OnLinkClosed(kDecode2, absl::UnavailableError("reset"), now);
-  EXPECT_THAT(Drain(), ::testing::HasSubstr("UNAVAILABLE: worker \"d2\" did not say"));
-}
-
-// Clients begin a conversation anew when they hear NOT_FOUND, and what they begin takes its record's place.
-TEST_F(SessionCallsTest, WithoutAStoreThatWasKnownASessionIsUnavailableNotAbsent) {
-  using ::testing::HasSubstr;
-  for (const Kind kind : {Kind::kOpen, Kind::kGet, Kind::kResume, Kind::kSuspend, Kind::kFork}) {
-    EXPECT_THAT(Call(kind, "s", kind == Kind::kFork ? "t" : ""),
-                HasSubstr("session c: UNAVAILABLE: no worker is connected"));
-  }
-  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
-  JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);
-  core->OnLinkClosed(kDecode2, absl::UnavailableError("reset"), now);
-  Drain();
-  EXPECT_EQ(Call(Kind::kOpen, "s"), "2 <- Read 6\n");
-  EXPECT_EQ(Reply(kDecode, 6, absl::NotFoundError("none")),
-            "session c: UNAVAILABLE: worker \"d2\" may have session \"s\" in its store and is not "
-            "connected; call again when it is, or begin the session anew\n");
-  core->OnLinkClosed(kDecode, absl::UnavailableError("reset"), now);
-  Join(kPrefill, "p1", mesh::ROLE_PREFILL);  // without a store: it cannot say
-  EXPECT_THAT(Call(Kind::kOpen, "s"), HasSubstr("session c: UNAVAILABLE: worker \"d1\" may"));
-  EXPECT_EQ(Refused(SessionRefusal::kNotFound), 0u);
-  JoinWithStore(5, "d1", mesh::ROLE_DECODE);
-  JoinWithStore(6, "d2", mesh::ROLE_DECODE);
-  EXPECT_EQ(Call(Kind::kOpen, "s"), "5 <- Read 8\n6 <- Read 8\n");
-  Reply(5, 8, absl::NotFoundError("none"));
-  EXPECT_THAT(Reply(6, 8, absl::NotFoundError("none")), HasSubstr("session c: NOT_FOUND"));
-}
-
-// Workers come back to a router that began anew one after the other.
-TEST_F(SessionCallsTest, AYoungRouterWaitsForItsStoresBeforeItSaysNotFound) {
-  core->Tick(now);
-  Join(kPrefill, "p1", mesh::ROLE_PREFILL);
-  EXPECT_EQ(Call(Kind::kOpen, "s"), "");
-  Pass(absl::Seconds(1), {kPrefill});
-  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
-  Pass(SessionCalls::kYoung, {kPrefill, kDecode});
-  EXPECT_EQ(Drain(), "2 <- Read 2\n");
-  EXPECT_EQ(ReplyRecord(kDecode, 2, Record("s", 30, 0)),
-            "session c: 30 tokens, ended, position 0 at \"\" \n");
-  EXPECT_EQ(Call(Kind::kGet, "t"), "2 <- Read 3\n");
-  EXPECT_THAT(Reply(kDecode, 3, absl::NotFoundError("none")),
-              ::testing::HasSubstr("session c: NOT_FOUND"));
 }
 
 TEST_F(SessionCallsTest, ALostLoaderEndsAResumeAndNotATurn) {
