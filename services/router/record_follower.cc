@@ -17,8 +17,6 @@ absl::Duration RetryAfter(int failures) {
   return std::min(RecordFollower::kRetryMax, RecordFollower::kRetryFirst * (1 << doublings));
 }
 
-bool HasNone(const Session& session) { return session.asked && !session.record; }
-
 }  // namespace
 
 RecordFollower::RecordFollower(const RouterOptions* options, RouterCounters* counters,
@@ -53,6 +51,10 @@ void RecordFollower::Changed(const SessionId& id, absl::Time now) {
   Pump(now);
 }
 
+bool RecordFollower::HasNone(const Session& session) const {
+  return session.asked == stores_joined_ && !session.record;
+}
+
 void RecordFollower::Drop(const SessionId& id) {
   const auto it = tasks_.find(id);
   if (it != tasks_.end()) Erase(it);
@@ -63,7 +65,7 @@ void RecordFollower::OnEvicted(const SessionId& id, const Session& session) {
   if (it == tasks_.end()) {
     // It is as its record says, has none, or nobody can have one.
     if (session.record) stamps_.Note(id, session.record->stamp);
-    if (session.record || session.asked || StoresOf(members_).empty()) return;
+    if (session.record || HasNone(session) || StoresOf(members_).empty()) return;
     it = tasks_.try_emplace(id).first;
     SetAt(id, it->second, now_);
   }
@@ -206,6 +208,7 @@ void RecordFollower::Failed(Tasks::iterator it, const absl::Status& why, absl::T
 void RecordFollower::BeginRead(const SessionId& id, Task& task, absl::Time now) {
   task.writing = false;
   task.silent = false;
+  task.stores = stores_joined_;
   task.found.reset();
   task.at = now + options_->session_read_max;
   mesh::SessionCommand command = Command(id, task, now);
@@ -247,8 +250,14 @@ void RecordFollower::ReadEnded(Tasks::iterator it, absl::Time now) {
     task.found_tokens = {};
   }
   if (!task.found) {
-    table_->SetAsked(it->first);
-    return Erase(it);
+    if (task.evicted) {
+      task.evicted->asked = task.stores;
+    } else {
+      table_->SetAsked(it->first, task.stores);
+    }
+    if (task.stores == stores_joined_) return Erase(it);
+    SetAt(it->first, task, now);
+    return Pump(now);
   }
   const Session* session = Content(it->first, task);
   if (session == nullptr) return Erase(it);

@@ -5,7 +5,8 @@
 //   A session that was begun without asking for its record (a turn that is not appended, a fork that
 //     replaces): every store is asked whether it has one of that name. The session goes on from the newest
 //     one's time, so that an older conversation never comes back in its place; without any, nothing is
-//     written.
+//     written. With its next change, or before it is forgotten, they are asked again when a store joined
+//     since: that one may have been away.
 //
 // Until that is done a session is unsettled. One that the table forgets for room meanwhile stays here with
 // its tokens, within kEvictedMax and as many bytes as the table may have, and comes back when it is called.
@@ -16,10 +17,10 @@
 // (record_stamps.h): an older one is refused while the worker that has the newest is away, and what is begun
 // anew meanwhile is written as later than it.
 //
-// What this cannot know: records that this router never saw, of a store whose worker is away while the name
-// is begun, and comes back later with no newer one beside it; what was said last before the router itself is
-// lost; and what other routers do. A session's turns belong to one router: two that serve the same name each
-// go on with the tokens they have.
+// What this cannot know: records that this router never saw, of a store whose worker is away from when the
+// name is begun until the session is forgotten here, and comes back with no newer one beside it; what was
+// said last before the router itself is lost; and what other routers do. A session's turns belong to one
+// router: two that serve the same name each go on with the tokens they have.
 //
 // Not thread-safe: part of the router's core.
 #pragma once
@@ -57,6 +58,9 @@ class RecordFollower {
   void Changed(const SessionId& id, absl::Time now);
   // What a store has of it will be written by another: nothing of ours must come later.
   void Drop(const SessionId& id);
+  // What it has was not asked for.
+  void OnStoreJoined() { ++stores_joined_; }
+  uint64_t stores_joined() const { return stores_joined_; }
   // The table had no room for it.
   void OnEvicted(const SessionId& id, const Session& session);
   // Before the session is looked for in the table: puts it back there if it is here.
@@ -89,10 +93,12 @@ class RecordFollower {
     std::optional<StoredRecord> found;
     std::vector<TokenId> found_tokens;  // up to its position
     bool silent = false;
+    uint64_t stores = 0;  // that had joined when it began to read
   };
   using Tasks = std::map<SessionId, Task>;
 
   const Session* Content(const SessionId& id, const Task& task) const;
+  bool HasNone(const Session& session) const;
   void SetAt(const SessionId& id, Task& task, absl::Time at);
   void Erase(Tasks::iterator it);
   void Begin(Tasks::iterator it, absl::Time now);
@@ -121,6 +127,7 @@ class RecordFollower {
   size_t evicted_ = 0;  // tasks that hold their session
   int64_t evicted_bytes_ = 0;
   RecordStamps stamps_;
+  uint64_t stores_joined_ = 1;  // and one: 0 is never asked
   absl::Time now_ = absl::InfinitePast();
   absl::flat_hash_map<SessionId, uint64_t> lost_;  // the time of what was lost
 };

@@ -189,7 +189,9 @@ void SessionCalls::PutFork(Call& call, bool asked, absl::Time now) {
                                     "--session-mib",
                                     call.state.tokens->size()));
   }
-  if (asked && follower_.NewestStored(call.spec.target) == 0) table_.SetAsked(call.spec.target);
+  if (asked && follower_.NewestStored(call.spec.target) == 0) {
+    table_.SetAsked(call.spec.target, call.stores);
+  }
   follower_.Changed(call.spec.target, now);
   ++counters_->sessions.forked;
   Answer(call);
@@ -347,6 +349,11 @@ void SessionCalls::OnLoaded(Call& call, const Worker& from, const mesh::SessionR
 }
 
 // ---- events --------------------------------------------------------------------------------------
+
+void SessionCalls::OnJoined(const mesh::Register& worker) {
+  known_stores_.Joined(worker);
+  if (worker.session_store()) follower_.OnStoreJoined();
+}
 
 void SessionCalls::OnReply(LinkId link, const mesh::SessionReply& reply, absl::Time now) {
   if (follower_.OnReply(link, reply, now)) return;

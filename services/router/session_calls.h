@@ -57,7 +57,7 @@ class SessionCalls {
   // The client left: answered with CANCELLED.
   void Cancel(const RequestId& id, absl::Time now);
 
-  void OnJoined(const mesh::Register& worker) { known_stores_.Joined(worker); }
+  void OnJoined(const mesh::Register& worker);
   void OnReply(LinkId link, const mesh::SessionReply& reply, absl::Time now);
   void OnLost(LinkId link, const std::string& name, const absl::Status& why, absl::Time now);
   void Tick(absl::Time now);
@@ -79,6 +79,7 @@ class SessionCalls {
     absl::Time phase_end;
     bool waiting = false;  // for the end of kYoung, then it reads again
     uint64_t newest = 0;   // stored of the session, as known when the reading began
+    uint64_t stores = 0;   // that had joined then
     absl::Status refused;  // a record was, the last one
     std::string lost;      // a worker that did not answer
     uint64_t version = 0;  // kWriting: of the entry

@@ -41,6 +41,7 @@ void SessionCalls::Read(Call& call, Phase phase, const SessionId& session, absl:
   call.waiting = false;
   call.record.reset();
   call.newest = follower_.NewestStored(session);
+  call.stores = follower_.stores_joined();
   mesh::SessionCommand command = Command(call, session);
   command.mutable_read();
   for (const Worker* worker : StoresOf(members_)) {

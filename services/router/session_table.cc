@@ -70,9 +70,9 @@ void SessionTable::SetRecord(const SessionId& id, StoredRecord record) {
   if (found != by_id_.end()) found->second->session.record = std::move(record);
 }
 
-void SessionTable::SetAsked(const SessionId& id) {
+void SessionTable::SetAsked(const SessionId& id, uint64_t stores) {
   const auto found = by_id_.find(id);
-  if (found != by_id_.end()) found->second->session.asked = true;
+  if (found != by_id_.end()) found->second->session.asked = stores;
 }
 
 void SessionTable::Erase(const SessionId& id) {

@@ -44,8 +44,9 @@ struct Session {
   uint64_t version = 0;  // another one after every change of the above
   std::string salt;
   std::optional<StoredRecord> record;
-  bool asked =
-      false;  // every store was asked for one, or was not needed to: without `record` there is none
+  // Every store that had joined by then (their count) was asked for a record: without `record` none of them
+  // has one. 0: they were not.
+  uint64_t asked = 0;
 };
 
 class SessionTable {
@@ -72,7 +73,7 @@ class SessionTable {
   const Session* Find(const SessionId& id) const;
   void Touch(const SessionId& id, absl::Time now);
   void SetRecord(const SessionId& id, StoredRecord record);
-  void SetAsked(const SessionId& id);
+  void SetAsked(const SessionId& id, uint64_t stores);
   void Erase(const SessionId& id);
 
   int64_t sessions() const { return static_cast<int64_t>(by_id_.size()); }

@@ -86,6 +86,38 @@ TEST_F(RecordFollowerTest, ANewNameIsAskedForOnceAndWritesNothing) {
   EXPECT_EQ(core->gauges().sessions_unsettled, 0);
 }
 
+// A store that was away while the name was begun has an older conversation under it.
+TEST_F(RecordFollowerTest, AStoreThatCameBackIsAskedToo) {
+  const auto come_back = [&] {
+    core->OnLinkClosed(kPrefill, absl::UnavailableError("reset"), now);
+    Drain();
+    JoinWithStore(kPrefill, "p1", mesh::ROLE_PREFILL);
+  };
+  const auto read = [](int call) {
+    return absl::StrFormat("2 <- Read %1$d\n1 <- Read %1$d\n", call);
+  };
+  EXPECT_EQ(Begin("s", 20), "usage 20+1 cached 0\n2 <- Read 1\n");
+  Reply(kDecode, 1, absl::NotFoundError("none"));
+  come_back();
+  EXPECT_EQ(Begin("s", 30), "usage 30+1 cached 0\n" + read(2));
+  Reply(kDecode, 2, absl::NotFoundError("none"));
+  EXPECT_EQ(Reply(kPrefill, 2, absl::NotFoundError("none")), "");
+  EXPECT_EQ(Begin("s", 40), "usage 40+1 cached 0\n");
+  // Between question and answer of another one.
+  come_back();
+  EXPECT_EQ(Begin("s", 50), "usage 50+1 cached 0\n" + read(3));
+  Reply(kPrefill, 3, absl::NotFoundError("none"));
+  come_back();
+  EXPECT_EQ(Reply(kDecode, 3, absl::NotFoundError("none")), read(4));
+  Reply(kDecode, 4, absl::NotFoundError("none"));
+  EXPECT_EQ(Reply(kPrefill, 4, absl::NotFoundError("none")), "");
+  // Before the session is forgotten for room.
+  come_back();
+  EXPECT_THAT(Begin("t", 10), HasSubstr(read(5) + read(6)));
+  EXPECT_EQ(core->gauges().sessions_unsettled, 2);
+  EXPECT_EQ(Call(Kind::kGet, "s"), "session c: 51 tokens, ended, position 0 at \"\" \n");
+}
+
 TEST_F(RecordFollowerTest, WithoutAStoreNobodyIsAsked) {
   Restart(DefaultOptions());
   Join(kDecode, "d1", mesh::ROLE_DECODE);
