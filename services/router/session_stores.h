@@ -21,10 +21,10 @@ inline constexpr uint32_t kSessionRecordVersion = 1;
 // Prefill and decode workers that have one: decode workers first, those with most room in front.
 std::vector<Worker*> StoresOf(Membership* members);
 
-// The workers with a store that are connected, and those that were and may come back. None says that it leaves
-// for good: one that drains is mostly restarted, with the same disk. So only time tells: a store that is away
-// for `forget_after` is forgotten, and beyond kAwayMax the one that left first. A worker that comes back under
-// its name without a store has none any more.
+// The workers with a store that are connected, and those that were and may come back. None says that it
+// leaves for good: one that drains is mostly restarted, with the same disk. So only time tells: a store that
+// is away for `forget_after` is forgotten, and beyond kAwayMax the one that left first. A worker that comes
+// back under its name without a store has none any more.
 //
 // Not thread-safe: part of the router's core.
 class KnownStores {

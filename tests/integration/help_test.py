@@ -10,8 +10,8 @@ sys.path[:0] = os.environ["DELTAMESH_PYTHON_PATH"].split(":")
 from processes import BINARY, GOLDEN  # noqa: E402
 
 ROLES = ("router", "prefill", "decode", "expert", "serve")
-UNITS = ("seconds", "minutes", "bytes", "tokens", "threads", "requests", "sequences", "blocks", "attempts", "workers",
-         "connections", "port", "shard", "inputs", "calls", "hand-offs", "experts", "records")
+UNITS = ("seconds", "minutes", "bytes", "tokens", "threads", "requests", "sequences", "blocks", "attempts",
+         "workers", "connections", "port", "shard", "inputs", "calls", "hand-offs", "experts", "records")
 
 
 def flags(role):
