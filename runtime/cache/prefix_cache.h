@@ -98,6 +98,7 @@ class PrefixCache {
   // Since the last call: what routers are told.
   std::vector<PrefixChange> TakeChanges();
   const PrefixTree& tree() const { return tree_; }
+  const SnapshotPlanner& planner() const { return planner_; }
   const PrefixCacheStats& stats() const { return stats_; }
   const StatePools& pools() const { return pools_; }
 

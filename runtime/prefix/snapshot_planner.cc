@@ -35,8 +35,10 @@ void SnapshotPlanner::Learn(const PrefixTree& tree, std::span<const PrefixKey> p
   const bool on = options_.grid_blocks > 0;
   if (!on && asked_ >= learning_.blocks_asked_min && grid_share() > learning_.on_share) {
     options_.grid_blocks = learning_.grid_blocks;
+    ++switched_on_;
   } else if (on && grid_share() < learning_.off_share) {
     options_.grid_blocks = 0;
+    ++switched_off_;
   }
 }
 

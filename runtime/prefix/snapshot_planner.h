@@ -37,6 +37,9 @@ class SnapshotPlanner {
                              const PrefixMatch& match, std::span<const int64_t> breakpoints);
 
   int64_t grid_blocks() const { return options_.grid_blocks; }  // now; 0: none
+  // How often prompts got a grid, and lost it again.
+  uint64_t switched_on() const { return switched_on_; }
+  uint64_t switched_off() const { return switched_off_; }
   // Of the blocks asked for, the share that a grid saves or would have saved.
   double grid_share() const { return asked_ > 0 ? wanted_ / asked_ : 0; }
 
@@ -47,6 +50,7 @@ class SnapshotPlanner {
   const GridLearning learning_;
   const bool learns_;
   double asked_ = 0, wanted_ = 0;  // blocks, older ones fading
+  uint64_t switched_on_ = 0, switched_off_ = 0;
 };
 
 }  // namespace deltamesh

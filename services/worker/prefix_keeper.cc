@@ -152,6 +152,13 @@ void PrefixKeeper::AddMetrics(MetricList& list) const {
   list.Gauge("prefix_bytes", "Bytes of the prefix cache: snapshots and latents it holds.",
              on ? cache_->tree().bytes() : 0);
   list.Gauge("prefix_snapshots", "Snapshots held.", tree.snapshots);
+  list.Gauge("prefix_grid_tokens", "Step of the snapshots within long prompts now; 0: none.",
+             on ? cache_->planner().grid_blocks() * kBlockTokens : 0);
+  const char* switches = "How often the traffic turned such a grid on and off.";
+  list.Counter("prefix_grid_switches_total", switches, on ? cache_->planner().switched_on() : 0,
+               {{"to", "on"}});
+  list.Counter("prefix_grid_switches_total", switches, on ? cache_->planner().switched_off() : 0,
+               {{"to", "off"}});
   list.Gauge("pool_reclaimable_slots",
              "Slots that only the prefix cache holds; it gives them up when asked.",
              on ? cache_->ReclaimableBlocks() : 0, {{"pool", "latent_block"}});

@@ -194,5 +194,36 @@ TEST_P(MeshCacheTest, CachedLatentsMakeRoomForRequests) {
   EXPECT_TRUE(mesh.RunUntil([&] { return mesh.AtBaseline(); }, absl::Seconds(1)));
 }
 
+// Documents that are asked about from within turn the grid on, prompts that share nothing turn it off again;
+// both can be read from outside.
+TEST_P(MeshCacheTest, TheGridIsSeen) {
+  TestMeshOptions options = Options();
+  options.learning = {.grid_blocks = 1, .memory_prompts = 2, .blocks_asked_min = 8};
+  options.router.disaggregation = Disaggregation::kNever;
+  TestMesh mesh(options);
+  mesh.Start();
+  const auto sample = [&](const std::string& name, const std::string& to = "") {
+    double sum = -1;
+    for (const MetricSample& s : mesh.decode("decode-0").Metrics()) {
+      if (s.name == name && (to.empty() || s.labels.at(0).second == to)) sum = s.value;
+    }
+    return sum;
+  };
+  EXPECT_EQ(sample("prefix_grid_tokens"), 0);
+  for (uint64_t i = 0; i < 4; ++i) {
+    ClientRequest request = MakeRequest(absl::StrFormat("about-%d", i), 330, 2, 2);
+    for (size_t at = 200; at < 330; ++at) request.prompt[at] ^= static_cast<TokenId>(i);
+    Ask(mesh, request);
+  }
+  EXPECT_EQ(sample("prefix_grid_tokens"), 64);
+  EXPECT_EQ(sample("prefix_grid_switches_total", "on"), 1);
+  EXPECT_EQ(sample("prefix_grid_switches_total", "off"), 0);
+  for (uint64_t i = 0; i < 12; ++i) {
+    Ask(mesh, MakeRequest(absl::StrFormat("other-%d", i), 330, 2, 10 + i));
+  }
+  EXPECT_EQ(sample("prefix_grid_tokens"), 0);
+  EXPECT_EQ(sample("prefix_grid_switches_total", "off"), 1);
+}
+
 }  // namespace
 }  // namespace deltamesh::testing

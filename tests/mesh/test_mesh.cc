@@ -198,8 +198,9 @@ void TestMesh::MakeAttention(Worker& w) {
   CHECK_OK(engine.status());
   w.engine = *std::move(engine);
   if (options_.cache_bytes > 0) {
-    w.cache =
-        *PrefixCache::Create({.bytes_max = options_.cache_bytes, .plan = {}}, w.engine->pools());
+    w.cache = *PrefixCache::Create(
+        {.bytes_max = options_.cache_bytes, .plan = {}, .learning = options_.learning},
+        w.engine->pools());
   }
   if (!options_.store_folder.empty()) {
     DiskStoreOptions disk;

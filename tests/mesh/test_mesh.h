@@ -81,6 +81,7 @@ struct TestMeshOptions {
                           .context_tokens_max = 512};
   RouterOptions router;
   int64_t cache_bytes = 0;   // of each prefill and decode worker
+  GridLearning learning;     // of these
   std::string store_folder;  // that they share; empty: none
   int64_t store_bytes = int64_t{64} << 20;
   StateTierOptions tier;

@@ -50,9 +50,13 @@ TEST_F(SnapshotPlannerTest, SharedDocumentsGetAGridAndSessionsDoNot) {
   }
   EXPECT_GT(planner.grid_blocks(), 0);
   EXPECT_GT(grids, 0);
+  EXPECT_EQ(planner.switched_on(), 1u);
+  EXPECT_EQ(planner.switched_off(), 0u);
   for (uint64_t turn = 31; turn <= 160; ++turn)
     Prompt(planner, Path(1, 0, static_cast<int>(100 * turn), 0));
   EXPECT_EQ(planner.grid_blocks(), 0) << planner.grid_share();
+  EXPECT_EQ(planner.switched_on(), 1u);
+  EXPECT_EQ(planner.switched_off(), 1u);
 }
 
 TEST_F(SnapshotPlannerTest, TheGridDoesNotHideThatItIsNeeded) {
