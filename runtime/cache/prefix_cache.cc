@@ -19,6 +19,7 @@ PrefixTreeOptions TreeOptions(const PrefixCacheOptions& options, const StateLayo
   tree.block_bytes = layout.block_bytes();
   tree.snapshot_bytes = std::max(layout.snapshot_bytes(), kLeastSnapshotBytes);
   tree.tails_kept = options.tails_kept;
+  tree.breakpoint_share = options.breakpoint_share;
   return tree;
 }
 

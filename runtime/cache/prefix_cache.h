@@ -26,6 +26,7 @@ namespace deltamesh {
 struct PrefixCacheOptions {
   int64_t bytes_max = 0;  // snapshots, and latents that are held here; 0: no cache
   int64_t tails_kept = 2;
+  double breakpoint_share = 0.5;  // of bytes_max, for one tenant's; see PrefixTreeOptions
   SnapshotPlanOptions plan;
   GridLearning learning = {};
 };

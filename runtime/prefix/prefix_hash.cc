@@ -59,6 +59,8 @@ PrefixChain::PrefixChain(std::string_view model, std::string_view salt)
   (*sha_)(seed, hash_);
   open_.reserve(kBlockInput);
   open_.assign(hash_.begin(), hash_.end());
+  for (size_t i = 8; i-- > 0;) tenant_ = tenant_ << 8 | hash_[i];
+  tenant_ = std::max<uint64_t>(1, tenant_);
 }
 
 PrefixChain::PrefixChain(PrefixChain&&) noexcept = default;

@@ -44,6 +44,8 @@ class PrefixChain {
   // keys()[i] names the first i + 1 blocks.
   const std::vector<PrefixKey>& keys() const { return keys_; }
   int64_t tokens() const { return tokens_; }
+  // The first eight bytes of h(0), little-endian: a number for the tenant, 0 for none of them.
+  uint64_t tenant() const { return tenant_; }
 
  private:
   struct Sha256;
@@ -54,6 +56,7 @@ class PrefixChain {
   std::vector<uint8_t> open_;  // hash_ and the open block, as they will be hashed
   std::vector<PrefixKey> keys_;
   int64_t tokens_ = 0;
+  uint64_t tenant_ = 0;
 };
 
 }  // namespace deltamesh

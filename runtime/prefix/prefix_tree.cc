@@ -40,7 +40,7 @@ PrefixTree::PrefixTree(const PrefixTreeOptions& options) : options_(options) {
   CHECK(options.tails_kept >= 1 && options.ends_kept >= 1 && options.left_kept >= 1 &&
             options.passed > 0,
         "kept %d, %d and %d", options.tails_kept, options.ends_kept, options.left_kept);
-  CHECK(options.reuse_decay > absl::ZeroDuration());
+  CHECK(options.reuse_decay > absl::ZeroDuration() && options.breakpoint_share >= 0);
 }
 
 // ---- what is there -------------------------------------------------------------------------------
@@ -221,14 +221,16 @@ void PrefixTree::AddSnapshot(Index node, uint64_t id, const SnapshotSpec& spec, 
                                             .reuse = spec.reuse,
                                             .used = now,
                                             .session = spec.session,
-                                            .id = id};
+                                            .id = id,
+                                            .tenant = spec.tenant};
   Node& at = nodes_[static_cast<size_t>(node)];
   at.snapshot = index;
   ++stats_.snapshots;
   changes_.push_back({PrefixChange::kSnapshotAdded, at.key, at.blocks, id});
   Snapshot& s = snapshots_[static_cast<size_t>(index)];
   s.order = Order(s);
-  order_.emplace(s.order, index);
+  Enqueue(index);
+  Charge(index);
   if (s.session != 0 && IsTailOrEnd(s.kind)) sessions_[s.session].held.push_back(index);
 }
 
@@ -239,7 +241,8 @@ void PrefixTree::DropSnapshot(Index index, bool evicted) {
   Node& node = nodes_[static_cast<size_t>(at)];
   changes_.push_back({PrefixChange::kSnapshotDropped, node.key, node.blocks, s.id, evicted});
   node.snapshot = kNone;
-  order_.erase({s.order, index});
+  Discharge(index);
+  Dequeue(index);
   if (!s.visited) CountOutcome(s);
   s.node = kNone;
   free_snapshots_.push_back(index);
@@ -266,6 +269,8 @@ void PrefixTree::Renew(Index index, const SnapshotSpec& spec, absl::Time now) {
   s.used = now;
   s.kind = std::max(s.kind, spec.kind);
   s.reuse = std::max(s.reuse, spec.reuse);
+  if (s.tenant == 0) s.tenant = spec.tenant;  // it came from a store, which knows no tenants
+  Charge(index);
   Reorder(index);
 }
 
@@ -395,12 +400,8 @@ void PrefixTree::OrderAll() {
   for (int kind = 0; kind < kSnapshotKinds; ++kind) {
     outcomes_[static_cast<size_t>(kind)].ordered_by = Probability(static_cast<SnapshotKind>(kind));
   }
-  order_.clear();
   for (size_t i = 0; i < snapshots_.size(); ++i) {
-    Snapshot& s = snapshots_[i];
-    if (s.node == kNone) continue;
-    s.order = Order(s);
-    order_.emplace(s.order, static_cast<Index>(i));
+    if (snapshots_[i].node != kNone) Reorder(static_cast<Index>(i));
   }
 }
 
@@ -429,10 +430,69 @@ double PrefixTree::Order(const Snapshot& s) const {
 }
 
 void PrefixTree::Reorder(Index index) {
+  Dequeue(index);
   Snapshot& s = snapshots_[static_cast<size_t>(index)];
-  order_.erase({s.order, index});
   s.order = Order(s);
+  Enqueue(index);
+}
+
+void PrefixTree::Enqueue(Index index) {
+  const Snapshot& s = snapshots_[static_cast<size_t>(index)];
   order_.emplace(s.order, index);
+  if (s.charged > 0) tenants_.at(s.tenant).order.emplace(s.order, index);
+}
+
+void PrefixTree::Dequeue(Index index) {
+  const Snapshot& s = snapshots_[static_cast<size_t>(index)];
+  order_.erase({s.order, index});
+  if (s.charged > 0) tenants_.at(s.tenant).order.erase({s.order, index});
+}
+
+// ---- whose breakpoints ---------------------------------------------------------------------------
+
+void PrefixTree::Charge(Index index) {
+  Snapshot& s = snapshots_[static_cast<size_t>(index)];
+  if (s.tenant == 0 || s.kind != SnapshotKind::kBreakpoint || s.charged > 0) return;
+  const Index above = SnapshotAbove(s.node);
+  const int64_t latents = BlocksOf(index) - (above == kNone ? 0 : BlocksOf(above));
+  s.charged = std::max<int64_t>(1, options_.snapshot_bytes + latents * options_.block_bytes);
+  Tenant& tenant = tenants_[s.tenant];
+  tenants_by_size_.erase({tenant.bytes, s.tenant});
+  tenant.bytes += s.charged;
+  tenants_by_size_.emplace(tenant.bytes, s.tenant);
+  tenant.order.emplace(s.order, index);
+}
+
+void PrefixTree::Discharge(Index index) {
+  Snapshot& s = snapshots_[static_cast<size_t>(index)];
+  if (s.charged == 0) return;
+  const auto found = tenants_.find(s.tenant);
+  Tenant& tenant = found->second;
+  tenant.order.erase({s.order, index});
+  tenants_by_size_.erase({tenant.bytes, s.tenant});
+  tenant.bytes -= std::exchange(s.charged, 0);
+  if (tenant.order.empty()) {
+    tenants_.erase(found);
+  } else {
+    tenants_by_size_.emplace(tenant.bytes, s.tenant);
+  }
+}
+
+int64_t PrefixTree::BreakpointBytes(uint64_t tenant) const {
+  const auto found = tenants_.find(tenant);
+  return found == tenants_.end() ? 0 : found->second.bytes;
+}
+
+PrefixTree::Index PrefixTree::OverShare(Index next, Index protect) const {
+  if (tenants_by_size_.empty()) return kNone;
+  const auto& [bytes, largest] = *tenants_by_size_.rbegin();
+  const double share = options_.breakpoint_share * static_cast<double>(options_.bytes_max);
+  if (static_cast<double>(bytes) <= share) return kNone;
+  if (snapshots_[static_cast<size_t>(next)].tenant == largest) return kNone;
+  for (const auto& [order, index] : tenants_.at(largest).order) {
+    if (snapshots_[static_cast<size_t>(index)].node != protect) return index;
+  }
+  return kNone;
 }
 
 bool PrefixTree::EvictOne() { return EvictOneBut(kNone); }
@@ -453,7 +513,9 @@ bool PrefixTree::EvictOneBut(Index protect) {
       continue;
     }
     ++stats_.evicted;
-    DropSnapshot(index, true);
+    const Index instead = OverShare(index, protect);
+    stats_.over_share += instead != kNone;
+    DropSnapshot(instead != kNone ? instead : index, true);
     return true;
   }
   return false;
@@ -498,6 +560,27 @@ std::string PrefixTree::Check() const {
   }
   if (blocks != stats_.blocks || snapshots != stats_.snapshots) return "sizes are miscounted";
   if (order_.size() != static_cast<size_t>(snapshots)) return "the order misses snapshots";
+  absl::flat_hash_map<uint64_t, std::pair<int64_t, size_t>> charged;
+  for (size_t i = 0; i < snapshots_.size(); ++i) {
+    const Snapshot& s = snapshots_[i];
+    if (s.node == kNone || s.charged == 0) continue;
+    if (s.kind != SnapshotKind::kBreakpoint) return "what is no breakpoint is charged";
+    charged[s.tenant].first += s.charged;
+    ++charged[s.tenant].second;
+    if (!tenants_.contains(s.tenant) ||
+        !tenants_.at(s.tenant).order.contains({s.order, static_cast<Index>(i)})) {
+      return "a tenant misses a breakpoint";
+    }
+  }
+  if (charged.size() != tenants_.size() || charged.size() != tenants_by_size_.size()) {
+    return "tenants without breakpoints";
+  }
+  for (const auto& [tenant, sum] : charged) {
+    if (BreakpointBytes(tenant) != sum.first || !tenants_by_size_.contains({sum.first, tenant}) ||
+        tenants_.at(tenant).order.size() != sum.second) {
+      return "a tenant's breakpoints are miscounted";
+    }
+  }
   if (by_key_.size() != static_cast<size_t>(blocks)) return "keys without nodes";
   if (bytes() > options_.bytes_max) return "over the budget";
   return "";

@@ -18,6 +18,11 @@
 // an order that does not change while time passes, so a sorted set holds it. It is renewed when a snapshot
 // is used, passed or about to go; between that, what changes above it may leave it where it was.
 //
+// Breakpoints are where clients say, so a tenant could have the others' snapshots make room for ever more of
+// them: while its breakpoints have more than `breakpoint_share` of the budget, the least of them goes before
+// what is somebody else's. A breakpoint counts with the latents between it and the snapshot that was above
+// it when it came.
+//
 // Not thread-safe. Time comes in with the calls and must not go back.
 #pragma once
 
@@ -64,6 +69,7 @@ struct PrefixTreeOptions {
   double reuse_evidence = 64, reuse_memory = 1024;
   // What is left of it once the session went on beyond a tail or an end.
   double passed = 0.05;
+  double breakpoint_share = 0.5;  // of bytes_max, for the breakpoints of one tenant; at least 0
 };
 
 // What a prompt finds, in blocks from its beginning.
@@ -79,6 +85,7 @@ struct SnapshotSpec {
   SnapshotKind kind = SnapshotKind::kPromptTail;
   double reuse = 1;      // how much likelier another visit is than for its kind, above 0
   uint64_t session = 0;  // on its path it replaces older tails of the same session; 0: unnamed
+  uint64_t tenant = 0;   // whose it is; 0: not known
 };
 
 struct PrefixChange {
@@ -96,6 +103,7 @@ struct PrefixTreeStats {
   int64_t blocks = 0, snapshots = 0;
   uint64_t superseded = 0;  // snapshots replaced by newer ones of their session
   uint64_t evicted = 0;     // snapshots that made room
+  uint64_t over_share = 0;  // of them, breakpoints of a tenant that had more than its share
 };
 
 class PrefixTree {
@@ -148,6 +156,7 @@ class PrefixTree {
   };
   SnapshotView View(const PrefixKey& key) const;
   void ForEachSnapshot(const std::function<void(const SnapshotView&)>& f) const;
+  int64_t BreakpointBytes(uint64_t tenant) const;
   // Those that EvictOne would take next, about in that order.
   std::vector<PrefixKey> NextToGo(size_t most) const;
   // The first invariant that does not hold; empty when all do. Slow.
@@ -175,6 +184,8 @@ class PrefixTree {
     uint64_t turn = 0;  // of the session, when it was used last
     uint64_t id = 0;
     double order = 0;  // its place in order_
+    uint64_t tenant = 0;
+    int64_t charged = 0;  // bytes, to its tenant's breakpoints; 0: it is none of them
   };
   // What became of the snapshots of a kind.
   struct Outcomes {
@@ -184,6 +195,12 @@ class PrefixTree {
   struct Session {
     uint64_t turn = 0;        // tails and ends it took so far
     std::vector<Index> held;  // of them, those that are there; some may be junctions by now
+  };
+
+  // The breakpoints of one whose name is known.
+  struct Tenant {
+    int64_t bytes = 0;
+    std::set<std::pair<double, Index>> order;  // as in order_
   };
 
   Index NodeOf(const PrefixKey& key) const;
@@ -208,6 +225,14 @@ class PrefixTree {
   void OrderAll();
   double Order(const Snapshot& s) const;
   void Reorder(Index snapshot);
+  // Puts it where its order says, and takes it away.
+  void Enqueue(Index snapshot);
+  void Dequeue(Index snapshot);
+  // Lets its tenant's breakpoints have it, if it is one, or no more.
+  void Charge(Index snapshot);
+  void Discharge(Index snapshot);
+  // What goes in place of `next`, which is somebody else's; kNone: nothing.
+  Index OverShare(Index next, Index protect) const;
   bool EvictOneBut(Index protect);
 
   const PrefixTreeOptions options_;
@@ -218,6 +243,8 @@ class PrefixTree {
   std::vector<Index> free_snapshots_;
   absl::flat_hash_map<uint64_t, Session> sessions_;  // named ones that have tails or ends here
   std::set<std::pair<double, Index>> order_;
+  absl::flat_hash_map<uint64_t, Tenant> tenants_;           // those that have breakpoints
+  std::set<std::pair<int64_t, uint64_t>> tenants_by_size_;  // bytes, tenant
   std::array<Outcomes, kSnapshotKinds> outcomes_;
   std::vector<PrefixChange> changes_;
   PrefixTreeStats stats_;

@@ -34,6 +34,12 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
       ->capture_default_str();
   app->add_option(
+         "--cache-breakpoint-share", f->cache_breakpoint_share,
+         "share (0 to 1) of the prefix cache's bytes that the snapshots at breakpoints of one "
+         "tenant (cache salt) may have while others' have to make room")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app->add_option(
       "--store-dir", f->store_dir,
       "folder, which the processes of a machine may share, for states that rest; bounded in bytes "
       "by --store-gib (default: none)");
@@ -190,8 +196,11 @@ absl::StatusOr<std::unique_ptr<AttentionWorker>> AttentionWorker::Create(
   if (flags.cache_mib > 0) {
     const int64_t bytes = CacheBytes(flags.cache_mib << 20, worker->engine_->pools());
     worker->flags_.cache_mib = bytes >> 20;
-    ASSIGN_OR_RETURN(worker->cache_, PrefixCache::Create({.bytes_max = bytes, .plan = {}},
-                                                         worker->engine_->pools()));
+    ASSIGN_OR_RETURN(
+        worker->cache_,
+        PrefixCache::Create(
+            {.bytes_max = bytes, .breakpoint_share = flags.cache_breakpoint_share, .plan = {}},
+            worker->engine_->pools()));
   }
   ASSIGN_OR_RETURN(worker->tier_, MakeTier(worker->flags_, *worker->model_, worker->cache_.get(),
                                            &worker->clock_, std::move(wake)));
@@ -289,6 +298,7 @@ std::vector<std::pair<std::string, std::string>> AttentionWorker::Describe() con
                                                     {"cache-mib", flags_.cache_mib},
                                                     {"requests", flags_.requests}};
   for (const auto& [name, value] : bounds) out.emplace_back(name, std::to_string(value));
+  out.emplace_back("cache-breakpoint-share", absl::StrFormat("%g", flags_.cache_breakpoint_share));
   const auto store = [](const std::string& where, double gib, double seconds) {
     return where.empty()
                ? std::string("none")

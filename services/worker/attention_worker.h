@@ -35,6 +35,7 @@ struct AttentionFlags {
   WorkerFlags worker;
   EngineOptions engine;
   int64_t cache_mib = 1024;  // prefix cache: snapshots and the latents they need; 0: none
+  double cache_breakpoint_share = 0.5;  // of it, for the breakpoints of one tenant
   // Tiers below the cache (state_tier.h); empty: none.
   std::string store_dir;
   double store_gib = 64;            // of the folder, all processes that share it together

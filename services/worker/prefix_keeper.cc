@@ -83,7 +83,10 @@ std::vector<SlotRef> PrefixKeeper::Latents(const KeptPrompt& prompt) const {
 void PrefixKeeper::KeepArrived(const KeptPrompt& prompt, const SequenceState& state,
                                absl::Time now) {
   if (!prompt.chain || state.position() == 0) return;
-  cache_->Keep(prompt.path(), state, {.kind = SnapshotKind::kPromptTail, .session = prompt.session},
+  cache_->Keep(prompt.path(), state,
+               {.kind = SnapshotKind::kPromptTail,
+                .session = prompt.session,
+                .tenant = prompt.chain->tenant()},
                now);
 }
 
@@ -104,7 +107,9 @@ void PrefixKeeper::AtCut(KeptPrompt* prompt, const SequenceState& state) {
   const auto cut = std::find_if(prompt->cuts.begin(), prompt->cuts.end(),
                                 [blocks](const CutPoint& c) { return c.blocks == blocks; });
   CHECK(cut != prompt->cuts.end(), "an unplanned cut at %d", state.position());
-  cache_->Keep(prompt->path(), state, {.kind = cut->kind, .session = prompt->session}, now_);
+  cache_->Keep(prompt->path(), state,
+               {.kind = cut->kind, .session = prompt->session, .tenant = prompt->chain->tenant()},
+               now_);
 }
 
 void PrefixKeeper::Generated(KeptPrompt* prompt, std::span<const TokenId> tokens) const {
@@ -115,7 +120,8 @@ void PrefixKeeper::KeepAnswer(KeptPrompt* prompt, absl::Time now) {
   if (!prompt->answer) return;
   const SnapshotSpec spec = {.blocks = prompt->answer->blocks,
                              .kind = SnapshotKind::kAnswerEnd,
-                             .session = prompt->session};
+                             .session = prompt->session,
+                             .tenant = prompt->chain->tenant()};
   cache_->Publish(prompt->chain->keys(), *std::exchange(prompt->answer, std::nullopt), spec, now);
 }
 
@@ -149,6 +155,7 @@ void PrefixKeeper::AddMetrics(MetricList& list) const {
   list.Counter("prefix_snapshots_total", snapshots, s.snapshots_refused, {{"event", "refused"}});
   list.Counter("prefix_snapshots_total", snapshots, tree.superseded, {{"event", "superseded"}});
   list.Counter("prefix_snapshots_total", snapshots, tree.evicted, {{"event", "evicted"}});
+  list.Counter("prefix_snapshots_total", snapshots, tree.over_share, {{"event", "over_share"}});
   list.Gauge("prefix_bytes", "Bytes of the prefix cache: snapshots and latents it holds.",
              on ? cache_->tree().bytes() : 0);
   list.Gauge("prefix_snapshots", "Snapshots held.", tree.snapshots);

@@ -53,10 +53,11 @@ class Filler {
  public:
   explicit Filler(PrefixTree* tree) : tree_(tree) {}
   bool Put(const Path& path, int64_t blocks, SnapshotKind kind, int64_t second,
-           uint64_t session = 0) {
+           uint64_t session = 0, uint64_t tenant = 0) {
     std::vector<uint64_t> ids(static_cast<size_t>(blocks));
     for (uint64_t& id : ids) id = ++next_;
-    return tree_->Insert(path, ids, ++next_, {.blocks = blocks, .kind = kind, .session = session},
+    return tree_->Insert(path, ids, ++next_,
+                         {.blocks = blocks, .kind = kind, .session = session, .tenant = tenant},
                          At(second));
   }
   uint64_t next() const { return next_; }
@@ -303,6 +304,84 @@ TEST(PrefixTree, ChangesTellEverything) {
     EXPECT_GT(tree.stats().evicted, 100u);
     EXPECT_GT(tree.stats().superseded, 5u);
   }
+}
+
+// A tenant that marks ever more places pushes out its own ones once it has its share, nobody else's, though
+// those are older and worth less. Without the bound the others would be gone.
+TEST(PrefixTree, ATenantsBreakpointsPushOutItsOwn) {
+  for (const double share : {0.5, 1.0}) {
+    PrefixTreeOptions options = Sizes(40 * 20);
+    options.breakpoint_share = share;
+    PrefixTree tree(options);
+    Filler filler(&tree);
+    std::vector<Path> others;
+    for (int i = 0; i < 10; ++i) {  // 20 bytes each
+      others.push_back(MakePath(Words(i, 10)));
+      ASSERT_TRUE(filler.Put(others.back(), 10, kTail, i, 0, 7));
+    }
+    std::vector<Path> own;
+    for (int i = 0; i < 200; ++i) {
+      own.push_back(MakePath(Words(100 + i, 10)));
+      ASSERT_TRUE(filler.Put(own.back(), 10, SnapshotKind::kBreakpoint, 100 + i, 0, 8));
+      ASSERT_EQ(tree.Check(), "");
+    }
+    int kept = 0;
+    for (const Path& path : others) kept += tree.HasSnapshot(path.back());
+    EXPECT_TRUE(tree.HasSnapshot(own.back().back())) << "the newest is never the one that goes";
+    if (share == 0.5) {
+      EXPECT_EQ(kept, 10);
+      EXPECT_EQ(tree.BreakpointBytes(8), 30 * 20) << "what the others left";
+      EXPECT_GT(tree.stats().over_share, 50u);
+    } else {
+      EXPECT_EQ(kept, 0);
+      EXPECT_EQ(tree.stats().over_share, 0u);
+    }
+    EXPECT_EQ(tree.BreakpointBytes(7), 0);
+    // What is given back for latents goes the same way.
+    while (tree.BreakpointBytes(8) > 20 * 20) ASSERT_TRUE(tree.EvictOne());
+    for (const Path& path : others) EXPECT_EQ(tree.HasSnapshot(path.back()), share == 0.5);
+    tree.Clear();
+    EXPECT_EQ(tree.BreakpointBytes(8), 0);
+    EXPECT_EQ(tree.Check(), "");
+  }
+}
+
+// Alone, a tenant has all of it: what goes is what would go without the bound.
+TEST(PrefixTree, TheShareDoesNotBindATenantThatIsAlone) {
+  PrefixTreeOptions options = Sizes(500);
+  options.breakpoint_share = 0;
+  PrefixTree bound(options), free(Sizes(500));
+  Filler a(&bound), b(&free);
+  SeededEntropy entropy(3);
+  for (int i = 0; i < 300; ++i) {
+    const Path path = MakePath(Words(static_cast<int>(entropy.Next() % 40), 12));
+    const auto blocks = static_cast<int64_t>(1 + entropy.Next() % 12);
+    const SnapshotKind kind = entropy.Next() % 2 == 0 ? kTail : SnapshotKind::kBreakpoint;
+    a.Put(path, blocks, kind, i, 0, 5);
+    b.Put(path, blocks, kind, i, 0, 5);
+    ASSERT_EQ(bound.Find(path), free.Find(path)) << i;
+    ASSERT_EQ(bound.bytes(), free.bytes()) << i;
+    ASSERT_EQ(bound.Check(), "");
+  }
+  EXPECT_GT(free.stats().evicted, 50u);
+  EXPECT_EQ(bound.stats().over_share, 0u);
+}
+
+// What a store gave back belongs to nobody until somebody asks for it by name.
+TEST(PrefixTree, ABreakpointIsChargedOnceItsTenantIsKnown) {
+  PrefixTree tree(Sizes(1000));
+  Filler filler(&tree);
+  const Path path = MakePath(Words(1, 10));
+  ASSERT_TRUE(filler.Put(path, 4, SnapshotKind::kBreakpoint, 1));
+  ASSERT_TRUE(filler.Put(path, 10, kTail, 2, 0, 9));
+  EXPECT_EQ(tree.BreakpointBytes(9), 0);
+  ASSERT_TRUE(filler.Put(path, 4, SnapshotKind::kBreakpoint, 3, 0, 9));
+  EXPECT_EQ(tree.BreakpointBytes(9), 10 + 4);
+  ASSERT_TRUE(filler.Put(path, 10, SnapshotKind::kBreakpoint, 4, 0, 9));  // a tail becomes one
+  EXPECT_EQ(tree.BreakpointBytes(9), 10 + 4 + 10 + 6);
+  ASSERT_TRUE(filler.Put(path, 10, SnapshotKind::kBreakpoint, 5, 0, 11));
+  EXPECT_EQ(tree.BreakpointBytes(11), 0) << "whose it was first";
+  EXPECT_EQ(tree.Check(), "");
 }
 
 }  // namespace
