@@ -36,8 +36,9 @@ std::string Found(const v1::RequestExplanation& r) {
 
 std::string Fetch(const v1::PlacementCandidate& c) {
   if (c.fetch_from().empty()) return "";
-  return absl::StrFormat(", %d of them fetched from %s: %s in %s", c.fetch_tokens(), c.fetch_from(),
-                         Bytes(c.fetch_bytes()), Seconds(c.fetch_seconds()));
+  return absl::StrFormat(", %d of them fetched from %s%s: %s in %s", c.fetch_tokens(),
+                         c.fetch_from(), c.fetch_cold() ? "'s disk" : "", Bytes(c.fetch_bytes()),
+                         Seconds(c.fetch_seconds()));
 }
 
 std::string Line(const v1::PlacementCandidate& c) {

@@ -43,7 +43,7 @@ DecodeCore::DecodeCore(const DecodeOptions& options, mesh::Register registration
       steps_(engine),
       prefixes_(options_.cache, options_.tier, links_.registration().model()),
       fetches_(options_.fetch, engine->pools(), &prefixes_, ends, &links_),
-      served_(options_.fetch, options_.cache, &links_.registration(), ends),
+      served_(options_.fetch, options_.cache, options_.tier, &links_.registration(), ends),
       teller_(options_.cache, options_.tier),
       sessions_(options_.tier, &links_),
       requests_({.name = "decode",
@@ -303,7 +303,7 @@ bool DecodeCore::Step(absl::Time now) {
   prefixes_.SetTime(now);
   prefixes_.Poll(now);
   RunArrived(now);
-  const bool sends = served_.Step();
+  const bool sends = served_.Step(now);
   const std::optional<StepReport> report = steps_.Step(now);
   if (report) Relay(*report, now);
   teller_.Tell(links_);

@@ -41,7 +41,7 @@ PrefillCore::PrefillCore(PrefillOptions options, mesh::Register registration, En
       steps_(engine),
       prefixes_(options_.cache, options_.tier, links_.registration().model()),
       fetches_(options_.fetch, engine->pools(), &prefixes_, ends, &links_),
-      served_(options_.fetch, options_.cache, &links_.registration(), ends),
+      served_(options_.fetch, options_.cache, options_.tier, &links_.registration(), ends),
       teller_(options_.cache, options_.tier),
       sessions_(options_.tier, &links_),
       requests_(
@@ -203,7 +203,7 @@ bool PrefillCore::Step(absl::Time now) {
   prefixes_.SetTime(now);
   prefixes_.Poll(now);
   ComputeArrived(now);
-  const bool sends = served_.Step();
+  const bool sends = served_.Step(now);
   const std::optional<StepReport> report = steps_.Step(now);
   if (!report) return sends;
   const absl::Time ended = options_.clock != nullptr ? options_.clock->Now() : now;

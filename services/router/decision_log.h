@@ -29,6 +29,7 @@ struct DecisionCandidate {
   int64_t fetch_tokens = 0;
   int64_t fetch_bytes = 0;
   double fetch_seconds = 0;  // of cost.move
+  bool fetch_cold = false;   // it is read from a disk there first
   CostParts cost;
   bool room = true;  // else it was no choice
 };

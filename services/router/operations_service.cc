@@ -26,6 +26,7 @@ void FillCandidate(const DecisionCandidate& c, bool chosen, v1::PlacementCandida
   out->set_fetch_tokens(static_cast<uint64_t>(c.fetch_tokens));
   out->set_fetch_bytes(static_cast<uint64_t>(c.fetch_bytes));
   out->set_fetch_seconds(c.fetch_seconds);
+  out->set_fetch_cold(c.fetch_cold);
   out->set_compute_seconds(c.cost.compute);
   out->set_stall_seconds(c.cost.stall);
   out->set_room(c.room);

@@ -47,6 +47,7 @@ struct FetchOffer {
   int64_t tokens = 0;  // of compute_tokens, that need not be computed then
   int64_t bytes = 0;   // of it that the worker lacks
   double seconds = 0;  // until it is there
+  bool cold = false;   // its holder reads it from disk first, which `seconds` has
 };
 inline constexpr size_t kFetchOffersMax = 4;
 

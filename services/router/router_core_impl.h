@@ -175,7 +175,8 @@ class RouterCore::Impl {
   struct FetchFrom {
     const Worker* worker = nullptr;
     int64_t blocks = 0;
-    double delay = 0;  // until it looks around
+    double delay = 0;   // until it looks around, and has read what is only on its disk
+    bool cold = false;  // that is so
   };
   // The workers that a part could go to, with their prices. Of the last try; kept for its memory.
   struct Priced {

@@ -36,6 +36,7 @@ void Describe(const Candidate& decode, const RequestShape& shape, DecisionCandid
   out.fetch_from.clear();
   out.fetch_tokens = out.fetch_bytes = 0;
   out.fetch_seconds = 0;
+  out.fetch_cold = false;
   out.room = decode.room;
 }
 
@@ -51,6 +52,7 @@ void AddFetch(const FetchOffer& offer, const std::string& from, DecisionCandidat
   out.fetch_tokens = offer.tokens;
   out.fetch_bytes = offer.bytes;
   out.fetch_seconds = offer.seconds;
+  out.fetch_cold = offer.cold;
 }
 
 // "prefill-0>decode-1 0.0312 decode-1 0.4" for people who grep.

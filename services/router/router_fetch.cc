@@ -12,6 +12,10 @@ namespace {
 constexpr double kFetchSeconds = 0.002;
 // Until a transfer was measured.
 constexpr double kAssumedBytesPerSecond = 1e9;
+// Of reading a disk, until a worker has measured its own.
+constexpr double kAssumedStoreBytesPerSecond = 5e8;
+// Holders of states of the same depth that are offered: the second is for the first itself.
+constexpr int kOffersOfDepthMax = 2;
 // Of one request by decode workers. Whoever has it then computes.
 constexpr size_t kFetchTriesMax = 2;
 
@@ -25,6 +29,15 @@ double StepSeconds(const Worker& worker) {
   return static_cast<double>(std::min(load.waiting_tokens, step)) / rate;
 }
 
+// Until it has read the state of its first blocks from its disk.
+double ReadSeconds(const Worker& worker, int64_t blocks) {
+  const mesh::Capacity& c = worker.registration.capacity();
+  const auto bytes = static_cast<double>(static_cast<int64_t>(c.slab_bytes()) +
+                                         blocks * static_cast<int64_t>(c.block_bytes()));
+  const double rate = worker.load.store_bytes_per_second;
+  return bytes / (rate > 0 ? rate : kAssumedStoreBytesPerSecond);
+}
+
 }  // namespace
 
 double RouterCore::Impl::MoveSeconds(int64_t bytes) const {
@@ -33,26 +46,34 @@ double RouterCore::Impl::MoveSeconds(int64_t bytes) const {
   return static_cast<double>(bytes) / rate;
 }
 
-// A few are enough: who holds the most, and of these who is the least busy.
+// A few are enough: who holds the most, and of these who can send it the soonest.
 void RouterCore::Impl::FindFetchSources(const RouterRequest& r) {
   fetch_from_.clear();
   if (r.fetched_in_vain.size() >= kFetchTriesMax) return;
   for (const auto& [link, match] : r.held) {
     if (std::count(r.fetched_in_vain.begin(), r.fetched_in_vain.end(), link) > 0) continue;
     const Worker* worker = members.Find(link);
-    if (match.snapshot == 0 || match.cold || worker == nullptr) continue;
+    if (match.snapshot == 0 || worker == nullptr) continue;
     if (!worker->registration.state_fetch()) continue;
-    fetch_from_.push_back(
-        {.worker = worker, .blocks = match.snapshot, .delay = StepSeconds(*worker)});
+    const double read = match.cold ? ReadSeconds(*worker, match.snapshot) : 0;
+    fetch_from_.push_back({.worker = worker,
+                           .blocks = match.snapshot,
+                           .delay = StepSeconds(*worker) + read,
+                           .cold = match.cold});
   }
   const auto better = [](const FetchFrom& a, const FetchFrom& b) {
     return std::tuple(-a.blocks, a.delay, a.worker->link) <
            std::tuple(-b.blocks, b.delay, b.worker->link);
   };
-  const size_t few = std::min(fetch_from_.size(), kFetchOffersMax);
-  std::partial_sort(fetch_from_.begin(), fetch_from_.begin() + static_cast<ptrdiff_t>(few),
-                    fetch_from_.end(), better);
-  fetch_from_.resize(few);
+  std::sort(fetch_from_.begin(), fetch_from_.end(), better);
+  // Of many that hold the same, as those that share a folder do, the others cannot be better.
+  size_t kept = 0;
+  int of_depth = 0;
+  for (size_t i = 0; i < fetch_from_.size() && kept < kFetchOffersMax; ++i) {
+    of_depth = kept > 0 && fetch_from_[kept - 1].blocks == fetch_from_[i].blocks ? of_depth + 1 : 1;
+    if (of_depth <= kOffersOfDepthMax) fetch_from_[kept++] = fetch_from_[i];
+  }
+  fetch_from_.resize(kept);
 }
 
 void RouterCore::Impl::AddFetches(const Worker& worker, const IndexMatch& match,
@@ -70,6 +91,7 @@ void RouterCore::Impl::AddFetches(const Worker& worker, const IndexMatch& match,
         static_cast<int64_t>(c.slab_bytes()) +
         std::max<int64_t>(0, from.blocks - match.latents) * static_cast<int64_t>(c.block_bytes());
     offer.seconds = kFetchSeconds + from.delay + MoveSeconds(offer.bytes);
+    offer.cold = from.cold;
   }
 }
 

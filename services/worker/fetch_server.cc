@@ -17,6 +17,15 @@ Refusal Refuse(mesh::RefusalReason reason, std::string detail) {
   return {.reason = reason, .detail = std::move(detail)};
 }
 
+mesh::TransferKey TransferKeyOf(const mesh::Landing& landing) {
+  mesh::TransferKey key;
+  key.set_transfer_id(landing.transfer_id());
+  key.set_token_low(landing.token_low());
+  key.set_token_high(landing.token_high());
+  key.set_receiver_epoch(landing.receiver_epoch());
+  return key;
+}
+
 // Nothing when it is no name of a prefix.
 std::optional<PrefixKey> KeyOf(const std::string& bytes) {
   PrefixKey key;
@@ -27,7 +36,7 @@ std::optional<PrefixKey> KeyOf(const std::string& bytes) {
 
 }  // namespace
 
-Refusal FetchServer::Check(const mesh::StateFetch& f) const {
+Refusal FetchServer::Check(const mesh::StateFetch& f, bool* stored) const {
   if (f.source_epoch() != registration_->epoch()) {
     return Refuse(mesh::STALE_EPOCH, absl::StrFormat("epoch %d; this worker's is %d",
                                                      f.source_epoch(), registration_->epoch()));
@@ -46,10 +55,15 @@ Refusal FetchServer::Check(const mesh::StateFetch& f) const {
   if (!key || !f.transfer().starts_with("fetch:") || open_.contains(f.transfer())) {
     return Refuse(mesh::MALFORMED, "its names are not those of a fetch");
   }
-  if (cache_ == nullptr || !cache_->tree().HasSnapshot(*key)) {
+  const bool held = cache_ != nullptr && cache_->tree().HasSnapshot(*key);
+  const int64_t blocks = held               ? cache_->tree().View(*key).blocks
+                         : tier_ != nullptr ? static_cast<int64_t>(tier_->StoredPath(*key).size())
+                                            : 0;
+  if (blocks == 0) {
     return Refuse(mesh::NOT_HELD, absl::StrFormat("no snapshot of prefix %s is here", key->Hex()));
   }
-  const int64_t position = cache_->tree().View(*key).blocks * kBlockTokens;
+  *stored = !held;
+  const int64_t position = blocks * kBlockTokens;
   if (static_cast<int64_t>(f.landing().position()) != position) {
     return Refuse(mesh::WRONG_COUNT, absl::StrFormat("prefix %s has %d tokens, the landing %d",
                                                      key->Hex(), position, f.landing().position()));
@@ -60,9 +74,23 @@ Refusal FetchServer::Check(const mesh::StateFetch& f) const {
   return {};
 }
 
-Refusal FetchServer::Send(const mesh::StateFetch& f, absl::Time now) {
-  Refusal refusal = Check(f);
+Refusal FetchServer::Send(const FetchAsked& asked, absl::Time now) {
+  const mesh::StateFetch& f = asked.fetch;
+  bool stored = false;
+  Refusal refusal = Check(f, &stored);
   if (!refusal.ok()) return refusal;
+  Sending sending;
+  sending.key = *KeyOf(f.prefix());
+  sending.peer = asked.peer;
+  sending.transfer = TransferKeyOf(f.landing());
+  if (stored) {
+    absl::StatusOr<StateLoadRef> load = tier_->LoadStored(sending.key, now);
+    if (!load.ok()) {
+      return Refuse(absl::IsNotFound(load.status()) ? mesh::NOT_HELD : mesh::BUSY,
+                    MessageOf(load.status()));
+    }
+    sending.load = *std::move(load);
+  }
   HandoffStart start;
   start.request_id = f.transfer();
   start.landing = f.landing();
@@ -77,35 +105,35 @@ Refusal FetchServer::Send(const mesh::StateFetch& f, absl::Time now) {
     return Refuse(absl::IsResourceExhausted(begun) ? mesh::BUSY : mesh::MALFORMED,
                   MessageOf(begun));
   }
-  Sending sending;
-  sending.held = cache_->Hold(cache_->tree().PathTo(*KeyOf(f.prefix())));
+  if (!stored) sending.held = cache_->Hold(cache_->tree().PathTo(sending.key));
   sending.next_block = static_cast<int64_t>(f.landing().have_blocks());
   open_.emplace(f.transfer(), std::move(sending));
   LogInfo("fetch.serving", {{"request", f.transfer()},
                             {"receiver", f.landing().receiver()},
                             {"tokens", f.landing().position()},
+                            {"from", stored ? "disk" : "memory"},
                             {"have_blocks", f.landing().have_blocks()}});
   return {};
 }
 
 void FetchServer::OnAsked(const FetchAsked& asked, absl::Time now) {
-  const mesh::StateFetch& f = asked.fetch;
-  const Refusal refusal = Send(f, now);
+  const Refusal refusal = Send(asked, now);
   if (refusal.ok()) return;
+  Refused(asked.peer, TransferKeyOf(asked.fetch.landing()), asked.fetch.transfer(), refusal);
+}
+
+void FetchServer::Refused(PeerId peer, const mesh::TransferKey& key, const std::string& transfer,
+                          const Refusal& refusal) {
   const std::string name(ReasonName(refusal.reason));
   ++results_[name];
-  LogWarning("fetch.not_served", {{"request", SafeMessage(f.transfer(), 256)},
-                                  {"receiver", SafeMessage(f.landing().receiver(), 256)},
-                                  {"reason", name},
-                                  {"detail", refusal.detail}});
+  LogWarning(
+      "fetch.not_served",
+      {{"request", SafeMessage(transfer, 256)}, {"reason", name}, {"detail", refusal.detail}});
   mesh::StateFetchRefused refused;
-  refused.mutable_key()->set_transfer_id(f.landing().transfer_id());
-  refused.mutable_key()->set_token_low(f.landing().token_low());
-  refused.mutable_key()->set_token_high(f.landing().token_high());
-  refused.mutable_key()->set_receiver_epoch(f.landing().receiver_epoch());
+  *refused.mutable_key() = key;
   refused.set_reason(refusal.reason);
   refused.set_detail(SafeMessage(refusal.detail));
-  ends_.fetch->Refuse(asked.peer, refused);
+  ends_.fetch->Refuse(peer, refused);
 }
 
 bool FetchServer::OnHandoffSent(const HandoffSent& sent) {
@@ -122,14 +150,39 @@ bool FetchServer::OnHandoffSent(const HandoffSent& sent) {
   return true;
 }
 
-bool FetchServer::Step() {
+bool FetchServer::Step(absl::Time now) {
   int64_t budget = options_.bytes_per_step;
   bool more = false;
-  for (auto& [transfer, sending] : open_) {
+  for (auto it = open_.begin(); it != open_.end();) {
+    auto& [transfer, sending] = *it;
+    if (sending.load != nullptr) {
+      if (!tier_->Ended(sending.load, now)) {
+        ++it;
+        continue;
+      }
+      if (!TakeLoaded(transfer, sending)) {
+        it = open_.erase(it);
+        continue;
+      }
+    }
     if (!sending.given && budget > 0) budget -= Give(transfer, sending, budget);
     more |= !sending.given;
+    ++it;
   }
   return more;
+}
+
+bool FetchServer::TakeLoaded(const std::string& transfer, Sending& sending) {
+  sending.load = nullptr;
+  if (!cache_->tree().HasSnapshot(sending.key)) {
+    ends_.sender->Cancel(transfer);
+    Refused(sending.peer, sending.transfer, transfer,
+            Refuse(mesh::NOT_HELD, "the state could not be read from the disk in time and whole"));
+    return false;
+  }
+  ++loaded_;
+  sending.held = cache_->Hold(cache_->tree().PathTo(sending.key));
+  return true;
 }
 
 int64_t FetchServer::Give(const std::string& transfer, Sending& sending, int64_t budget) {
@@ -159,6 +212,8 @@ void FetchServer::AddMetrics(MetricList& list) const {
     if (name != "OK") list.Counter("fetches_served_total", help, count, {{"result", name}});
   }
   list.Counter("fetch_served_bytes_total", "Payload of states sent to workers that asked.", bytes_);
+  list.Counter("fetches_read_total", "States that were read from disk for workers that asked.",
+               loaded_);
   list.Gauge("fetches_serving", "States being sent to workers that asked.", open());
 }
 

@@ -298,15 +298,45 @@ StateLoadRef StateTier::Load(std::span<const PrefixKey> path, double tokens_per_
       return nullptr;
     }
   }
-  const auto load =
-      BeginRead(path, below.tier, below.match, [this](const absl::Status& status, int64_t) {
-        ++(status.ok()                 ? counts_.hits
-           : absl::IsCancelled(status) ? counts_.cancelled
-                                       : counts_.failed);
-      });
+  const auto load = BeginRead(path, below.tier, below.match,
+                              [this](const absl::Status& status, int64_t) { CountLoad(status); });
   if (load.ok()) return *load;
   ++counts_.busy;
   return nullptr;
+}
+
+void StateTier::CountLoad(const absl::Status& status) {
+  ++(status.ok() ? counts_.hits : absl::IsCancelled(status) ? counts_.cancelled : counts_.failed);
+}
+
+// Each file names the blocks that no file above it has.
+std::vector<PrefixKey> StateTier::StoredPath(const PrefixKey& key) const {
+  std::vector<PrefixKey> path;
+  if (disk_ == nullptr) return path;
+  for (const DiskStore::File& file : disk_->FilesOf(key)) {
+    const StoredState& s = file.state;
+    if (static_cast<int64_t>(path.size()) < s.from ||
+        static_cast<int64_t>(s.keys.size()) != s.blocks - s.from) {
+      return {};
+    }
+    path.resize(static_cast<size_t>(s.from));
+    path.insert(path.end(), s.keys.begin(), s.keys.end());
+  }
+  return path;
+}
+
+absl::StatusOr<StateLoadRef> StateTier::LoadStored(const PrefixKey& key, absl::Time now) {
+  now_ = std::max(now_, now);
+  const std::vector<PrefixKey> path = StoredPath(key);
+  const StoreMatch match = path.empty() ? StoreMatch() : disk_->Find(path);
+  if (match.snapshot == 0 || match.snapshot != static_cast<int64_t>(path.size())) {
+    return NotFound("the state at %s is not on disk", key.Hex());
+  }
+  absl::StatusOr<StateLoadRef> load =
+      BeginRead(path, StoreTier::kDisk, match,
+                [this](const absl::Status& status, int64_t) { CountLoad(status); });
+  if (!load.ok()) ++counts_.busy;
+  return load;
 }
 
 absl::StatusOr<StateLoadRef> StateTier::BeginRead(std::span<const PrefixKey> path, StoreTier tier,

@@ -119,6 +119,7 @@ struct TestMesh::Worker {
   uint64_t epoch = 0;
   bool alive = true;
   bool deaf = false;
+  bool stuck_disk = false;
   LinkId link = 0;
   std::deque<mesh::RouterMessage> to_worker;
   std::deque<mesh::WorkerMessage> to_router;
@@ -204,7 +205,8 @@ void TestMesh::MakeAttention(Worker& w) {
   }
   if (!options_.store_folder.empty()) {
     DiskStoreOptions disk;
-    disk.folder = options_.store_folder;
+    disk.folder =
+        options_.store_each ? options_.store_folder + "/" + w.name : options_.store_folder;
     disk.bytes_max = options_.store_bytes;
     disk.identity = {.model = PrefixModel(w.model->digest(), kStateLayoutVersion),
                      .layout = w.model->state_layout()};
@@ -444,7 +446,7 @@ void TestMesh::Round() {
     }
     w->core->Step(now());
     w->core->Tick(now());
-    if (w->tier != nullptr) w->tier->RunIo();
+    if (w->tier != nullptr && !w->stuck_disk) w->tier->RunIo();
     for (SendToRouter& action : w->core->TakeActions()) {
       if (action.link == w->link) w->to_router.push_back(std::move(action.message));
     }
@@ -478,6 +480,10 @@ bool TestMesh::RunUntilEnded(const std::vector<RequestId>& ids, absl::Duration l
 void TestMesh::Drain(const std::string& name) { workers_.at(name)->core->Drain(now()); }
 
 void TestMesh::SetDeaf(const std::string& name, bool deaf) { workers_.at(name)->deaf = deaf; }
+
+void TestMesh::SetStuckDisk(const std::string& name, bool stuck) {
+  workers_.at(name)->stuck_disk = stuck;
+}
 
 void TestMesh::Kill(const std::string& name) {
   Worker& worker = *workers_.at(name);

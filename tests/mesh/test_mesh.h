@@ -83,6 +83,7 @@ struct TestMeshOptions {
   int64_t cache_bytes = 0;   // of each prefill and decode worker
   GridLearning learning;     // of these
   std::string store_folder;  // that they share; empty: none
+  bool store_each = false;   // each has a folder of its own in it instead
   int64_t store_bytes = int64_t{64} << 20;
   StateTierOptions tier;
   FetchOptions fetch;
@@ -115,6 +116,8 @@ class TestMesh {
 
   // The worker lives and its heartbeats arrive, but it hears of no new request.
   void SetDeaf(const std::string& name, bool deaf);
+  // Its disk does nothing of what it is asked.
+  void SetStuckDisk(const std::string& name, bool stuck);
   // The process is gone: its link breaks, its transport dies, nothing is said.
   void Kill(const std::string& name);
   // The same name with a larger epoch.

@@ -1,5 +1,6 @@
 // Placement with states that can be fetched, beside a twin that tries every way there is; and what the router
 // makes of what workers say of their fetches.
+#include <algorithm>
 #include <limits>
 
 #include "runtime/base/random.h"
@@ -20,12 +21,18 @@ struct Fake {
   int64_t slabs = 4, waiting = 0, latents = 0, snapshot = 0;  // the last two in blocks
   int64_t running = 0;
   double rate = 100;
+  bool cold = false;  // the snapshot lies on its disk only
+  double disk = 0;    // bytes a second; 0: not measured
 
   bool room() const { return !draining && slabs > 0; }
   double queue() const { return static_cast<double>(waiting + running) / rate; }
   // With what those who run wait meanwhile.
   double compute(int64_t tokens) const {
     return static_cast<double>(tokens) / rate * (running > 0 && !prefill ? 2 : 1);
+  }
+  double read(double assumed) const {
+    const double bytes = kSlab + kBlock * static_cast<double>(snapshot);
+    return !cold ? 0 : disk > 0 ? bytes / disk : assumed > 0 ? bytes / assumed : 0;
   }
 };
 
@@ -47,7 +54,8 @@ class RouterFetchTest : public RouterCoreTest {
     }
     if (w.snapshot > 0) {
       told.mutable_prefixes()->add_keys(keys[static_cast<size_t>(w.snapshot - 1)].index());
-      told.mutable_prefixes()->mutable_changes()->push_back(mesh::PrefixChanges::SNAPSHOT_ADDED);
+      told.mutable_prefixes()->mutable_changes()->push_back(
+          w.cold ? mesh::PrefixChanges::SNAPSHOT_COLD : mesh::PrefixChanges::SNAPSHOT_ADDED);
     }
     Send(w.link, told);
     mesh::WorkerMessage beat;
@@ -57,6 +65,7 @@ class RouterFetchTest : public RouterCoreTest {
     beat.mutable_heartbeat()->set_running(static_cast<uint64_t>(w.running));
     beat.mutable_heartbeat()->set_draining(w.draining);
     beat.mutable_heartbeat()->set_prompt_tokens_per_second(w.rate);
+    beat.mutable_heartbeat()->set_store_bytes_per_second(w.disk);
     Send(w.link, beat);
   }
   void Fetched(LinkId link, const std::string& id, uint32_t attempt, const std::string& reason,
@@ -92,13 +101,18 @@ double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, int6
     best = total;
     *to_compute = tokens - cached;
   };
-  consider(0, w.snapshot * 64);
+  // What is on disk is computed after all when that is quicker than reading it.
+  const double read = w.read(0), saved = static_cast<double>(w.snapshot * 64) / w.rate;
+  best =
+      w.queue() + (read < saved ? read + w.compute(tokens - w.snapshot * 64) : w.compute(tokens));
+  *to_compute = tokens - w.snapshot * 64;
   for (const Fake& from : all) {
-    if (from.link == w.link || !from.fetches || !w.fetches || from.snapshot <= w.snapshot) continue;
+    if (from.link == w.link || !from.fetches || !w.fetches || from.snapshot == 0) continue;
+    if (from.snapshot <= w.snapshot && !w.cold) continue;
     const double bytes =
         kSlab + kBlock * static_cast<double>(std::max<int64_t>(0, from.snapshot - w.latents));
     const double step = static_cast<double>(std::min(from.waiting, kStep)) / from.rate;
-    consider(0.002 + step + bytes / kBandwidth, from.snapshot * 64);
+    consider(0.002 + step + from.read(5e8) + bytes / kBandwidth, from.snapshot * 64);
   }
   return best;
 }
@@ -106,8 +120,8 @@ double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, int6
 TEST_F(RouterFetchTest, EveryWayIsWeighed) {
   SeededEntropy entropy(7);
   const auto draw = [&](uint64_t n) { return static_cast<int64_t>(entropy.Next() % n); };
-  int fetched = 0, handed = 0, alone = 0, waited = 0;
-  for (int round = 0; round < 400; ++round) {
+  int fetched = 0, handed = 0, alone = 0, waited = 0, cold = 0;
+  for (int round = 0; round < 600; ++round) {
     Restart(DefaultOptions());
     const int64_t prompt = 66 + draw(900), position = (prompt - 1) / 64 * 64;
     const std::vector<PrefixKey> keys = Keys(prompt);
@@ -128,6 +142,8 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
         ++holders;
         w.latents = 1 + draw(static_cast<uint64_t>(position / 64));
         w.snapshot = draw(3) == 0 ? 0 : 1 + draw(static_cast<uint64_t>(w.latents));
+        w.cold = w.snapshot > 0 && draw(2) == 0;
+        w.disk = draw(2) == 0 ? 0 : 1e8 * static_cast<double>(1 + draw(30));
       }
       Add(w, keys);
     }
@@ -174,6 +190,12 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
     EXPECT_NEAR(chosen.cost.total(), std::min(own, pair), 1e-9) << round;
     ++(chosen.prefill.empty() ? alone : handed);
     fetched += !chosen.fetch_from.empty();
+    cold += chosen.fetch_cold;
+    if (!chosen.fetch_from.empty()) {
+      const auto source = std::find_if(all.begin(), all.end(),
+                                       [&](const Fake& w) { return w.name == chosen.fetch_from; });
+      EXPECT_EQ(chosen.fetch_cold, source->cold) << round;
+    }
     // What was weighed is what the worker is told.
     for (const RouterAction& action : core->TakeActions()) {
       const auto* sent = std::get_if<SendToWorker>(&action);
@@ -193,6 +215,30 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
   EXPECT_GT(handed, 30);
   EXPECT_GT(alone, 30);
   EXPECT_GT(waited, 10);
+  EXPECT_GT(cold, 10);
+}
+
+// Of workers that share a folder all can read the same; whoever has less, but in memory, is offered still.
+TEST_F(RouterFetchTest, ManyThatHoldTheSameHideNobody) {
+  const std::vector<PrefixKey> keys = Keys(700);
+  for (LinkId link = 1; link <= 6; ++link) {
+    Fake w = {.name = "d" + std::to_string(link),
+              .link = link,
+              .draining = true,
+              .latents = 9,
+              .snapshot = 9,
+              .cold = true,
+              .disk = 1e6};
+    Add(w, keys);
+  }
+  Fake warm = {.name = "d8", .link = 8, .draining = true, .latents = 8, .snapshot = 8};
+  Fake free = {.name = "d9", .link = 9, .rate = 100};
+  Add(warm, keys);
+  Add(free, keys);
+  ASSERT_TRUE(Submit("r", 700).ok());
+  const DecisionCandidate& chosen = Last().candidates[Last().chosen];
+  EXPECT_EQ(chosen.fetch_from, "d8");
+  EXPECT_FALSE(chosen.fetch_cold);
 }
 
 // The worker that was chosen for what it was to fetch gives the prompt back, and it goes where it is cheapest
