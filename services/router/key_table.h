@@ -2,7 +2,10 @@
 // that follows what is in it.
 //
 // 64 segments grow and shrink one by one, so an insertion waits at most for a sixty-fourth of the table to be
-// copied. Large segments ask for huge pages: with small ones most of an access is address translation.
+// copied. They grow by little, so that a segment of more than a few hundred entries is always more than half
+// full: that costs little, as entries stand nearly in the order of their hashes, and a copy reads and writes
+// from front to back. Large segments ask for huge pages: with small ones most of an access is address
+// translation.
 //
 // `Facts` is trivially copyable, all zero when new, and has `bool empty() const`: an entry whose facts are
 // empty is not in the table.
@@ -62,7 +65,8 @@ class KeyTable {
   Entry* FindOrAdd(uint64_t key) {
     const uint64_t hash = Spread(key);
     Segment& s = SegmentOf(hash);
-    if ((s.used + 1) * 8 > s.slots * 5) Resize(s, std::max(kFirstSlots, s.slots * 2));
+    if ((s.used + 1) * 25 > s.slots * 16)
+      Resize(s, s.slots + std::max(kFirstSlots, s.slots * 3 / 20));
     for (size_t i = s.Home(hash);; i = s.Next(i)) {
       Entry& e = s.entries[i];
       if (!e.facts.empty() && e.key != key) continue;
@@ -88,20 +92,29 @@ class KeyTable {
     s.entries[hole] = {};
     --s.used;
     --size_;
-    if (s.slots > kFirstSlots && s.used * 6 < s.slots) Resize(s, s.slots / 2);
+    // Far enough from where it grows again, and where it would shrink once more.
+    const size_t enough = s.used * 5 / 3;
+    if (s.used * 25 < s.slots * 13 && s.slots - enough >= kLeastShrink) Resize(s, enough);
+    if (s.used == 0 && s.slots > kFirstSlots) s = {};
   }
 
   // Changes the facts of all entries of one segment; what became empty is gone.
   template <typename Change>
   void ChangeSegment(size_t segment, Change change) {
     Segment& s = segments_[segment];
-    const Segment old = std::exchange(s, {});
-    size_ -= old.used;
-    for (size_t i = 0; i < old.slots; ++i) {
-      Entry e = old.entries[i];
-      if (e.facts.empty()) continue;
-      change(e.facts);
-      if (!e.facts.empty()) FindOrAdd(e.key)->facts = e.facts;
+    size_t left = 0;
+    for (size_t i = 0; i < s.slots; ++i) {
+      if (s.entries[i].facts.empty()) continue;
+      change(s.entries[i].facts);
+      left += !s.entries[i].facts.empty();
+    }
+    if (left == s.used) return;
+    size_ -= s.used - left;
+    s.used = left;
+    if (left == 0) {
+      s = {};
+    } else {
+      Resize(s, std::max(kFirstSlots, left * 5 / 3));
     }
   }
 
@@ -125,20 +138,33 @@ class KeyTable {
  private:
   static constexpr size_t kGroup = 4;
   static constexpr size_t kFirstSlots = 16;
+  static constexpr size_t kLeastShrink = 64;  // slots
+  static constexpr size_t kPage = 4096;
   static constexpr size_t kHugePage = size_t{2} << 20;
+  static constexpr size_t kLeastMapped = size_t{256}
+                                         << 10;  // bytes of a segment with pages of its own
 
   struct Free {
-    void operator()(Entry* entries) const { std::free(entries); }
+    size_t mapped = 0;  // bytes; 0: from the heap
+    void operator()(Entry* entries) const {
+      if (mapped > 0) {
+        munmap(entries, mapped);
+      } else {
+        std::free(entries);
+      }
+    }
   };
   struct Segment {
     std::unique_ptr<Entry[], Free> entries;
-    size_t slots = 0;  // a power of two, or none
+    size_t slots = 0;  // a multiple of kGroup
     size_t used = 0;
 
     // Of a group of four: for the smallest entries a cache line.
-    size_t Home(uint64_t hash) const { return (hash >> 6) & (slots - 1) & ~(kGroup - 1); }
-    size_t Next(size_t i) const { return (i + 1) & (slots - 1); }
-    size_t Distance(size_t from, size_t to) const { return (to - from) & (slots - 1); }
+    size_t Home(uint64_t hash) const { return ((hash >> 32) * (slots / kGroup) >> 32) * kGroup; }
+    size_t Next(size_t i) const { return i + 1 == slots ? 0 : i + 1; }
+    size_t Distance(size_t from, size_t to) const {
+      return to >= from ? to - from : to + slots - from;
+    }
   };
 
   // Keys are parts of a cryptographic hash, but a peer may say anything: mixed once more (MurmurHash3's
@@ -154,19 +180,38 @@ class KeyTable {
   Segment& SegmentOf(uint64_t hash) { return segments_[hash % kSegments]; }
   const Segment& SegmentOf(uint64_t hash) const { return segments_[hash % kSegments]; }
 
+  // All empty, of at least `slots`.
   static Segment MakeSegment(size_t slots) {
-    size_t bytes = slots * sizeof(Entry);
-    const bool huge = bytes >= kHugePage;
-    const size_t unit = huge ? kHugePage : 64;
-    bytes = (bytes + unit - 1) / unit * unit;
-    void* memory = std::aligned_alloc(unit, bytes);
-    CHECK(memory != nullptr, "no memory for %d bytes of an index", bytes);
-    if (huge) madvise(memory, bytes, MADV_HUGEPAGE);  // a wish; works without
-    std::memset(memory, 0, bytes);
+    const size_t bytes = slots * sizeof(Entry);
     Segment s;
+    if (bytes >= kLeastMapped) {
+      const size_t mapped = (bytes + kPage - 1) / kPage * kPage;
+      s.entries = {static_cast<Entry*>(MapZeros(mapped)), Free{mapped}};
+      s.slots = mapped / sizeof(Entry) / kGroup * kGroup;
+      return s;
+    }
+    s.slots = (slots + kGroup - 1) / kGroup * kGroup;
+    const size_t lines = (s.slots * sizeof(Entry) + 63) / 64 * 64;
+    void* memory = std::aligned_alloc(64, lines);
+    CHECK(memory != nullptr, "no memory for %d bytes of an index", lines);
+    std::memset(memory, 0, lines);
     s.entries.reset(static_cast<Entry*>(memory));
-    s.slots = slots;
     return s;
+  }
+
+  // Beginning where a huge page may; what lies before and behind is given back.
+  static void* MapZeros(size_t bytes) {
+    const size_t slack = bytes >= kHugePage ? kHugePage : 0;
+    void* memory =
+        mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED, "no memory for %d bytes of an index", bytes);
+    if (slack == 0) return memory;
+    char* const begin = static_cast<char*>(memory);
+    const size_t before = -reinterpret_cast<uintptr_t>(begin) % kHugePage;
+    if (before > 0) munmap(begin, before);
+    if (before < slack) munmap(begin + before + bytes, slack - before);
+    madvise(begin + before, bytes, MADV_HUGEPAGE);  // a wish; works without
+    return begin + before;
   }
 
   static void Resize(Segment& s, size_t slots) {

@@ -86,10 +86,10 @@ TEST(KeyTableTest, DoesWhatAMapDoes) {
 TEST(KeyTableTest, MemoryFollowsWhatIsInIt) {
   Table table;
   const int64_t empty = table.bytes();
-  constexpr uint64_t kKeys = 200'000;
+  constexpr uint64_t kKeys = 100'000;
   for (uint64_t k = 0; k < kKeys; ++k) table.FindOrAdd(k * 7919)->facts.bits = 1;
   const int64_t full = table.bytes();
-  EXPECT_LE(full, static_cast<int64_t>(kKeys * sizeof(Table::Entry) * 16 / 5 * 1.1)) << "5/16 full";
+  EXPECT_LE(full, static_cast<int64_t>(2 * kKeys * sizeof(Table::Entry)));
   // As many go as come, ten times over: no tombstones, no growth.
   for (uint64_t k = 0; k < 10 * kKeys; ++k) {
     Table::Entry* old = table.Find(k * 7919);
@@ -108,6 +108,64 @@ TEST(KeyTableTest, MemoryFollowsWhatIsInIt) {
   EXPECT_EQ(table.size(), 0);
   EXPECT_LE(table.bytes(),
             empty + static_cast<int64_t>(Table::kSegments * 16 * sizeof(Table::Entry)));
+}
+
+struct WideFacts {  // so that segments of many entries take few
+  uint64_t bits;
+  uint64_t more[14];
+  bool empty() const { return bits == 0; }
+};
+
+// Grows to `most` entries and shrinks again, by one entry at a time and by what is done to whole segments: at
+// least half full at every size above a small one.
+template <typename F>
+void ExpectHalfFullAtEverySize(uint64_t most) {
+  using T = KeyTable<F>;
+  constexpr uint64_t kLeast = 20'000;
+  constexpr double kEntry = sizeof(typename T::Entry);
+  T table;
+  int64_t nearly_full = 0, nearly_half = 0;
+  const auto expect_full = [&](uint64_t keys, const char* when) {
+    ASSERT_EQ(table.size(), static_cast<int64_t>(keys));
+    if (keys < kLeast) return;
+    const double each = static_cast<double>(table.bytes()) / static_cast<double>(keys);
+    EXPECT_LE(each, 2 * kEntry) << keys << " entries, " << when;
+    nearly_full += each <= 1.65 * kEntry;
+    nearly_half += each >= 1.7 * kEntry;
+  };
+  uint64_t keys = 0;
+  for (uint64_t next = 1000; next < most; next += next / 32) {
+    for (; keys < next; ++keys) table.FindOrAdd(keys)->facts.bits = 1 + keys % 2;
+    expect_full(keys, "growing");
+  }
+  EXPECT_GT(nearly_full, 5) << "the sizes walked miss where a segment grows";
+  EXPECT_GT(nearly_half, 5) << "the sizes walked miss where a segment has grown";
+  bool thinned = false;
+  for (uint64_t next = keys; next > 5000; next -= next / 16) {
+    for (; keys > next; --keys) {
+      auto* e = table.Find(keys - 1);
+      ASSERT_NE(e, nullptr);
+      e->facts.bits = 0;
+      table.Erase(e);
+    }
+    expect_full(keys, "shrinking");
+    if (thinned || next > most / 2) continue;
+    thinned = true;
+    for (size_t s = 0; s < T::kSegments; ++s) {
+      table.ChangeSegment(s, [](F& f) { f.bits &= 1; });
+    }
+    expect_full((keys + 1) / 2, "half of it gone");
+    for (uint64_t k = 1; k < keys; k += 2) table.FindOrAdd(k)->facts.bits = 2;
+    expect_full(keys, "and back");
+  }
+}
+
+TEST(KeyTableTest, AtEverySizeMoreThanHalfFull) { ExpectHalfFullAtEverySize<Facts>(500'000); }
+
+// Segments with pages of their own, and of more than one huge page.
+TEST(KeyTableTest, AtEverySizeMoreThanHalfFullInLargeSegments) {
+  static_assert(sizeof(KeyTable<WideFacts>::Entry) == 128);
+  ExpectHalfFullAtEverySize<WideFacts>(700'000);
 }
 
 TEST(KeyTableTest, AnEmptyTableFindsNothing) {
