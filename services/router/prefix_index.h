@@ -1,12 +1,12 @@
 // Which worker holds which prefix: for every block's key, who has its latents, who has a snapshot there, and
 // whose snapshot lies on disk. Fed by the workers' own words (prefix_feed.h), asked once per request.
 //
-// Two flat tables (key_table.h): 16 bytes for a block's latents, 24 for a snapshot, each at least half full
-// but for small ones; no tree, nothing to merge. Snapshots are few, so their table is small enough to be asked about every block of a prompt.
-// Latents are many, but a worker's have no gaps - it adds from the root and drops from the leaf - so where
-// they end is found by halving. An entry dies with its last bit, so memory follows what workers hold. Keys
-// are the 64-bit index of a PrefixKey: enough to choose a worker, which looks at the whole key itself; a
-// wrong guess costs time, never an answer.
+// Two flat tables (key_table.h): 16 bytes for a block's latents, 24 for a snapshot, each at least half
+// full but for small ones; no tree, nothing to merge. Snapshots are few, so their table is small enough to
+// be asked about every block of a prompt. Latents are many, but a worker's have no gaps - it adds from the
+// root and drops from the leaf - so where they end is found by halving. An entry dies with its last bit,
+// so memory follows what workers hold. Keys are the 64-bit index of a PrefixKey: enough to choose a
+// worker, which looks at the whole key itself; a wrong guess costs time, never an answer.
 //
 // Workers beyond 64 live in further groups, each an index of its own (WorkerSlot knows which).
 //
