@@ -80,6 +80,7 @@ absl::StatusOr<std::vector<FolderEntry>> DiskStore::Survey(int64_t headers, bool
   {
     absl::MutexLock lock(&mu_);
     stats_.bytes = Sum(entries);
+    stats_.records = CountRecords(entries);
     for (StoreIndex* index : {&index_, &foreign_}) {
       std::vector<PrefixKey> gone;
       index->ForEach([&](const StoredState& state) {

@@ -40,7 +40,7 @@ struct DiskStoreOptions {
   std::string folder;
   int64_t bytes_max = 0;  // of all files together, those being written included
   StateIdentity identity;
-  int64_t records_max = int64_t{1} << 16;
+  int64_t records_max = kStoreRecordsDefault;
   int64_t records_bytes_max = int64_t{1} << 30;  // within bytes_max
   double record_group_share = 1;                 // of both, for one group of records
   int64_t headers_per_scan = 4096;
@@ -104,6 +104,7 @@ class DiskStore {
 
   static std::string NameOf(const PrefixKey& key) { return key.Hex() + ".state"; }
   static std::string NameOf(std::string_view record);
+  static int64_t CountRecords(const std::vector<FolderEntry>& entries);
 
   absl::StatusOr<PutResult> PutOnce(const StateSource& source);
   // Lists the folder and brings the indexes up to date; reads at most `headers` headers of new files.
@@ -115,7 +116,7 @@ class DiskStore {
   absl::Status MakeRoom(int64_t bytes, std::span<const PrefixKey> keep);
   // The same, and a file for them; on a full disk states go until it fits.
   absl::StatusOr<TemporaryFile> MakeFile(int64_t bytes, std::span<const PrefixKey> keep);
-  absl::Status CheckRecordRoom(std::string_view name, int64_t bytes) const;
+  absl::Status CheckRecordRoom(std::string_view name, int64_t bytes);
   bool EvictOneState(std::span<const PrefixKey> keep, int64_t* used);
   absl::StatusOr<std::string> ReadRecordFile(std::string_view name) const;
   absl::Status WriteRecord(std::string_view name, const std::string& bytes,

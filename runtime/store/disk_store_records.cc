@@ -1,4 +1,5 @@
 // The records of a DiskStore: conversations, which nothing here removes.
+#include <algorithm>
 #include <utility>
 
 #include "runtime/base/status.h"
@@ -21,7 +22,13 @@ std::string DiskStore::NameOf(std::string_view record) {
   return RecordFileName(record) + std::string(kRecordSuffix);
 }
 
-absl::Status DiskStore::CheckRecordRoom(std::string_view name, int64_t bytes) const {
+int64_t DiskStore::CountRecords(const std::vector<FolderEntry>& entries) {
+  return std::count_if(entries.begin(), entries.end(), [](const FolderEntry& entry) {
+    return entry.name.ends_with(kRecordSuffix);
+  });
+}
+
+absl::Status DiskStore::CheckRecordRoom(std::string_view name, int64_t bytes) {
   ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, folder_->List());
   RecordRoom room{.records_max = options_.records_max,
                   .bytes_max = std::min(options_.records_bytes_max, options_.bytes_max),
@@ -39,7 +46,10 @@ absl::Status DiskStore::CheckRecordRoom(std::string_view name, int64_t bytes) co
     ++room.group_records;
     room.group_bytes += entry.bytes;
   }
-  return deltamesh::CheckRecordRoom(name, bytes, room);
+  const absl::Status status = deltamesh::CheckRecordRoom(name, bytes, room);
+  absl::MutexLock lock(&mu_);
+  stats_.records_refused += status.ok() ? 0 : 1;
+  return status;
 }
 
 absl::StatusOr<std::string> DiskStore::ReadRecordFile(std::string_view name) const {
@@ -50,13 +60,17 @@ absl::StatusOr<std::string> DiskStore::ReadRecordFile(std::string_view name) con
 absl::Status DiskStore::WriteRecord(std::string_view name, const std::string& bytes,
                                     const RecordStays& stays, bool unsent) {
   ASSIGN_OR_RETURN(const FolderLock lock, folder_->Lock());
-  RETURN_IF_ERROR(CheckReplaceable(name, ReadRecordFile(name), stays));
+  const absl::StatusOr<std::string> there = ReadRecordFile(name);
+  RETURN_IF_ERROR(CheckReplaceable(name, there, stays));
   const auto size = static_cast<int64_t>(bytes.size());
   RETURN_IF_ERROR(CheckRecordRoom(name, size));
   ASSIGN_OR_RETURN(TemporaryFile file, MakeFile(size, {}));
   RETURN_IF_ERROR(file.Write({std::as_bytes(std::span(bytes))}));
   if (unsent) RETURN_IF_ERROR(folder_->Mark(MarkOf(name)));
-  return folder_->Commit(std::move(file), NameOf(name), clock_->Now()).status();
+  RETURN_IF_ERROR(folder_->Commit(std::move(file), NameOf(name), clock_->Now()).status());
+  absl::MutexLock counting(&mu_);
+  stats_.records += absl::IsNotFound(there.status()) ? 1 : 0;
+  return absl::OkStatus();
 }
 
 absl::Status DiskStore::PutRecord(std::string_view name, std::string_view content,

@@ -50,7 +50,11 @@ void ObjectStates::Learn(const ObjectInfo& object) {
     const StoredState* known = index_.Find(state.key);
     if (known == nullptr || !index_.Complete(state.key)) index_.Add(std::move(state));
   } else if (object.name.starts_with(kRecordObjects)) {
-    Record& record = records_[object.name];
+    const auto [found, added] = records_.try_emplace(object.name);
+    Record& record = found->second;
+    Group& group = groups_[std::string(RecordGroupOf(object.name))];
+    group.records += added ? 1 : 0;
+    group.bytes += object.bytes - record.bytes;
     record_bytes_ += object.bytes - record.bytes;
     record = {object.bytes, std::max(record.used, object.modified)};
   }
@@ -70,6 +74,7 @@ absl::Status ObjectStates::List() {
   });
   for (const PrefixKey& key : gone) index_.Remove(key);
   records_.clear();
+  groups_.clear();
   record_bytes_ = 0;
   for (const ObjectInfo& object : states) Learn(object);
   for (const ObjectInfo& object : records) Learn(object);
@@ -106,6 +111,7 @@ StoreStats ObjectStates::stats() const {
   StoreStats stats = stats_;
   stats.states = index_.size();
   stats.bytes = index_.bytes() + record_bytes_;
+  stats.records = static_cast<int64_t>(records_.size());
   return stats;
 }
 

@@ -6,8 +6,8 @@
 // (state_file.h).
 //
 // What is there is known from listings, at the start and now and then, and from what was put here; a state
-// that another worker put since is found by a listing of the names that begin with its key (Look). The bound
-// therefore holds but for what others put since the last listing. Eviction removes what has no children, the
+// that another worker put since is found by a listing of the names that begin with its key (Look). The bounds
+// therefore hold but for what others put since the last listing. Eviction removes what has no children, the
 // least valuable first; last use is when an object was put, or read by this process.
 //
 // A state that is refused is removed, unless it is of another model, layout or format: then it is left, and
@@ -40,7 +40,7 @@ struct ObjectStatesOptions {
   int64_t bytes_max = 0;  // of states and records
   StateIdentity identity;
   int64_t objects_max = int64_t{1} << 20;
-  int64_t records_max = int64_t{1} << 16;
+  int64_t records_max = kStoreRecordsDefault;
   double record_group_share = 1;  // of both, for one group of records
 };
 
@@ -77,6 +77,10 @@ class ObjectStates {
     absl::Time used;
   };
 
+  struct Group {
+    int64_t records = 0, bytes = 0;
+  };
+
   void Learn(const ObjectInfo& object) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status MakeRoom(int64_t bytes, std::span<const PrefixKey> keep);
   absl::Status MakeRecordRoom(std::string_view name, int64_t bytes);
@@ -100,6 +104,7 @@ class ObjectStates {
   absl::flat_hash_set<std::string> unusable_ ABSL_GUARDED_BY(mu_);
   // By file name; their bytes count as those of states do.
   absl::flat_hash_map<std::string, Record> records_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, Group> groups_ ABSL_GUARDED_BY(mu_);  // of them
   int64_t record_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   StoreStats stats_ ABSL_GUARDED_BY(mu_);
 };

@@ -19,26 +19,35 @@ std::string RecordObject(std::string_view name) {
 
 absl::Status ObjectStates::MakeRecordRoom(std::string_view name, int64_t bytes) {
   const std::string object = RecordObject(name);
-  const std::string group = std::string(kRecordObjects) + RecordFileName(RecordGroupOf(name));
   RecordRoom room{.records_max = options_.records_max,
                   .bytes_max = options_.bytes_max,
-                  .group_share = options_.record_group_share};
+                  .group_share = options_.record_group_share,
+                  .in_bucket = true};
   {
     absl::MutexLock lock(&mu_);
-    for (const auto& [other, record] : records_) {
-      if (other == object) {
-        room.replaced_bytes = record.bytes;
-        continue;
-      }
-      ++room.records;
-      room.bytes += record.bytes;
-      if (!other.starts_with(group)) continue;
-      ++room.group_records;
-      room.group_bytes += record.bytes;
+    room.records = static_cast<int64_t>(records_.size());
+    room.bytes = record_bytes_;
+    if (const auto group = groups_.find(std::string(RecordGroupOf(object)));
+        group != groups_.end()) {
+      room.group_records = group->second.records;
+      room.group_bytes = group->second.bytes;
+    }
+    if (const auto replaced = records_.find(object); replaced != records_.end()) {
+      room.replaced_bytes = replaced->second.bytes;
+      --room.records;
+      room.bytes -= room.replaced_bytes;
+      --room.group_records;
+      room.group_bytes -= room.replaced_bytes;
     }
   }
-  RETURN_IF_ERROR(CheckRecordRoom(name, bytes, room));
-  return MakeRoom(bytes, {});
+  const auto make_room = [&]() -> absl::Status {
+    RETURN_IF_ERROR(CheckRecordRoom(name, bytes, room));
+    return MakeRoom(bytes, {});
+  };
+  const absl::Status status = make_room();
+  absl::MutexLock lock(&mu_);
+  stats_.records_refused += absl::IsResourceExhausted(status) ? 1 : 0;
+  return status;
 }
 
 // With one call, so that a record that is being replaced is the old or the new one, never some of both.

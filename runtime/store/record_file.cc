@@ -95,23 +95,25 @@ absl::Status CheckRecordRoom(std::string_view name, int64_t bytes, const RecordR
   if ((adds && room.records >= room.records_max) ||
       (grows && room.bytes + bytes > room.bytes_max)) {
     return ResourceExhausted(
-        "record \"%s\" of %d bytes: the store holds %d other records of %d bytes, and may hold %d "
-        "of "
-        "%d; %s: remove the files *.record of those that are over, or raise --store-records and "
-        "--store-gib",
-        name, bytes, room.records, room.bytes, room.records_max, room.bytes_max, kNone);
+        "record \"%s\" of %d bytes: the %s holds %d other records of %d bytes, and may hold %d of "
+        "%d; %s: remove the %s of those that are over, or raise %s",
+        name, bytes, room.in_bucket ? "bucket" : "folder", room.records, room.bytes,
+        room.records_max, room.bytes_max, kNone,
+        room.in_bucket ? "objects records/*" : "files *.record",
+        room.in_bucket ? "--store-s3-records and --store-s3-gib"
+                       : "--store-records and --store-gib");
   }
   const std::string_view group = RecordGroupOf(name);
   if (group.empty()) return absl::OkStatus();
   if ((adds && room.group_records >= share(room.records_max)) ||
       (grows && room.group_bytes + bytes > share(room.bytes_max))) {
     return ResourceExhausted(
-        "record \"%s\" of %d bytes: its tenant has %d other records of %d bytes here, and may have "
-        "%d "
-        "of %d; %s: remove the files %s*.record of those that are over, or raise "
+        "record \"%s\" of %d bytes: its tenant has %d other records of %d bytes in the %s, and may "
+        "have %d of %d; %s: remove the %s%s*%s of those that are over, or raise "
         "--store-tenant-share",
-        name, bytes, room.group_records, room.group_bytes, share(room.records_max),
-        share(room.bytes_max), kNone, group);
+        name, bytes, room.group_records, room.group_bytes, room.in_bucket ? "bucket" : "folder",
+        share(room.records_max), share(room.bytes_max), kNone,
+        room.in_bucket ? "objects records/" : "files ", group, room.in_bucket ? "" : ".record");
   }
   return absl::OkStatus();
 }

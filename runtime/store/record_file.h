@@ -42,6 +42,7 @@ struct RecordRoom {
   int64_t replaced_bytes = -1;                 // -1: none is
   int64_t records_max = 0, bytes_max = 0;
   double group_share = 1;
+  bool in_bucket = false;  // for what to do
 };
 // RESOURCE_EXHAUSTED with what to do. One that is replaced by no larger one always fits: whatever the bounds
 // were made, a session's record can follow it.

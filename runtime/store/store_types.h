@@ -52,10 +52,15 @@ struct StoreStats {
   std::array<uint64_t, kStoreRefusals> refused{};
   uint64_t evicted = 0, evicted_bytes = 0;  // states and records that made room
   uint64_t record_writes = 0, record_reads = 0;
-  // As it is now.
+  uint64_t records_refused = 0;  // write failures for want of room: no record makes any
+  // As it is now, for all that this process knows.
   int64_t states = 0, bytes = 0;  // bytes: of everything that counts against the bound
+  int64_t records = 0;
 };
 
+// That a store may hold, whatever is asked for: every process that shares it knows all of their names.
+inline constexpr int64_t kStoreRecordsMax = 1'000'000;
+inline constexpr int64_t kStoreRecordsDefault = int64_t{1} << 16;
 inline constexpr int64_t kRecordBytesMax = int64_t{64} << 20;
 inline constexpr int64_t kRecordNameMax = 80;  // bytes, at least 1
 

@@ -47,8 +47,13 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
     app->add_option(name, *value, help)->check(CLI::PositiveNumber)->capture_default_str();
   };
   positive("--store-gib", &f->store_gib, "GiB (2^30 bytes) that the folder may hold");
-  bound("--store-records", &f->store_records,
-        "records of suspended sessions that the folder may hold; further ones are refused");
+  const auto records = [app](const char* name, int64_t* value, const char* help) {
+    app->add_option(name, *value, help)
+        ->check(CLI::Range(int64_t{1}, kStoreRecordsMax))
+        ->capture_default_str();
+  };
+  records("--store-records", &f->store_records,
+          "records of suspended sessions that the folder may hold; further ones are refused");
   app->add_option(
          "--store-tenant-share", f->store_tenant_share,
          "share (0 to 1) of the records of suspended sessions, and of their bytes, that one "
@@ -63,6 +68,8 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
       "credentials from AWS_ACCESS_KEY_ID and so on; bounded in bytes by --store-s3-gib "
       "(default: none)");
   positive("--store-s3-gib", &f->store_s3_gib, "GiB (2^30 bytes) that the object store may hold");
+  records("--store-s3-records", &f->store_s3_records,
+          "records of suspended sessions that the object store may hold; further ones are refused");
   positive("--store-s3-after-seconds", &f->store_s3_after_seconds,
            "seconds that a state rests in the folder until it is sent to the object store");
   bound("--requests", &f->requests, "requests admitted at once, in any state");
@@ -133,6 +140,7 @@ absl::StatusOr<std::unique_ptr<StateTier>> MakeTier(const AttentionFlags& flags,
     options.folder = flags.store_dir;
     options.bytes_max = BytesOfGib(flags.store_gib);
     options.records_max = flags.store_records;
+    options.records_bytes_max = options.bytes_max / 2;  // states need room, too
     options.record_group_share = flags.store_tenant_share;
     options.identity = identity;
     ASSIGN_OR_RETURN(disk, DiskStore::Open(options, clock));
@@ -143,6 +151,7 @@ absl::StatusOr<std::unique_ptr<StateTier>> MakeTier(const AttentionFlags& flags,
     ASSIGN_OR_RETURN(std::unique_ptr<S3Client> client, S3Client::Create(s3, clock));
     ObjectStatesOptions options;
     options.bytes_max = BytesOfGib(flags.store_s3_gib);
+    options.records_max = flags.store_s3_records;
     options.record_group_share = flags.store_tenant_share;
     options.identity = identity;
     objects = std::make_unique<ObjectStates>(options, std::move(client), clock);
@@ -299,14 +308,16 @@ std::vector<std::pair<std::string, std::string>> AttentionWorker::Describe() con
                                                     {"requests", flags_.requests}};
   for (const auto& [name, value] : bounds) out.emplace_back(name, std::to_string(value));
   out.emplace_back("cache-breakpoint-share", absl::StrFormat("%g", flags_.cache_breakpoint_share));
-  const auto store = [](const std::string& where, double gib, double seconds) {
-    return where.empty()
-               ? std::string("none")
-               : absl::StrFormat("%s, at most %g GiB, after %g s of rest", where, gib, seconds);
+  const auto store = [](const std::string& where, double gib, int64_t records, double seconds) {
+    return where.empty() ? std::string("none")
+                         : absl::StrFormat("%s, at most %g GiB and %d records, after %g s of rest",
+                                           where, gib, records, seconds);
   };
-  out.emplace_back("store", store(flags_.store_dir, flags_.store_gib, flags_.store_after_seconds));
-  out.emplace_back("object store",
-                   store(flags_.store_s3, flags_.store_s3_gib, flags_.store_s3_after_seconds));
+  out.emplace_back("store", store(flags_.store_dir, flags_.store_gib, flags_.store_records,
+                                  flags_.store_after_seconds));
+  out.emplace_back("object store", store(flags_.store_s3, flags_.store_s3_gib,
+                                         flags_.store_s3_records, flags_.store_s3_after_seconds));
+  out.emplace_back("store-tenant-share", absl::StrFormat("%g", flags_.store_tenant_share));
   out.emplace_back("expert-seconds", absl::StrFormat("%g", flags_.expert_seconds));
   out.emplace_back("handoff-seconds", absl::StrFormat("%g", flags_.handoff_seconds));
   out.emplace_back("fetches", absl::StrFormat("%d in, %d out", flags_.fetches, flags_.fetches));

@@ -38,12 +38,13 @@ struct AttentionFlags {
   double cache_breakpoint_share = 0.5;  // of it, for the breakpoints of one tenant
   // Tiers below the cache (state_tier.h); empty: none.
   std::string store_dir;
-  double store_gib = 64;            // of the folder, all processes that share it together
-  int64_t store_records = 65536;    // suspended sessions in it
+  double store_gib = 64;  // of the folder, all processes that share it together
+  int64_t store_records = kStoreRecordsDefault;  // suspended sessions in it
   double store_tenant_share = 0.5;  // of them and their bytes, in either store, for one tenant
   double store_after_seconds = 30;  // at rest, until written
   std::string store_s3;
   double store_s3_gib = 1024;
+  int64_t store_s3_records = kStoreRecordsDefault;
   double store_s3_after_seconds = 600;  // at rest on disk, until sent
   int64_t requests = 256;               // admitted at once, in any state
   bool local_experts = false;           // load the routed experts instead of using shards

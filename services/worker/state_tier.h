@@ -213,6 +213,7 @@ class StateTier final : public SessionStore {
   bool scanning_ = false, listing_ = false, uploading_ = false, sending_ = false;
   // Names of records whose newest content may be on disk only; and when to try again.
   std::set<std::string> unsent_;
+  std::string send_from_;  // the round of them goes on after this one
   std::set<std::string>
       unsendable_;  // damaged, or refused for good: not tried again until written anew
   absl::Time send_at_ = absl::InfinitePast();

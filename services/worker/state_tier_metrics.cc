@@ -16,6 +16,10 @@ void AddTier(MetricList& list, const char* tier, const StoreStats& s, int64_t qu
              {{"tier", tier}});
   list.Gauge("store_states", "States that a tier holds, as this worker knows it.", s.states,
              {{"tier", tier}});
+  list.Gauge("store_records", "Records that a tier holds, as this worker knows it.", s.records,
+             {{"tier", tier}});
+  list.Counter("store_records_refused_total", "Records for which a tier had no room.",
+               s.records_refused, {{"tier", tier}});
   list.Gauge("store_queue_bytes", "Bytes whose writing or reading waits or is under way.", queued,
              {{"tier", tier}});
   const char* calls = "States and records written and read, whole.";

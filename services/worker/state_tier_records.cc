@@ -147,7 +147,10 @@ void StateTier::SendRecords(absl::Time now) {
     return;
   }
   sending_ = true;
-  object_queue_->PushUrgent(0, [this, name = *unsent_.begin()]() -> IoQueue::Finish {
+  // In turn: one for which there is no room must not keep those back that replace theirs.
+  auto next = unsent_.upper_bound(send_from_);
+  if (next == unsent_.end()) next = unsent_.begin();
+  object_queue_->PushUrgent(0, [this, name = *next]() -> IoQueue::Finish {
     const auto send = [&]() -> absl::Status {
       const absl::StatusOr<std::string> content = disk_->GetRecord(name);
       if (absl::IsNotFound(content.status())) return disk_->MarkSent(name, "");
@@ -161,7 +164,9 @@ void StateTier::SendRecords(absl::Time now) {
       // ABORTED: a newer one is there by now. What can never be sent is given up until it is read again.
       if (absl::IsUnavailable(status) || absl::IsResourceExhausted(status)) {
         ++counts_.uploads_failed;
-        send_at_ = now_ + options_.retry_after;
+        send_from_ = name;
+        const bool round_ends = unsent_.upper_bound(name) == unsent_.end();
+        if (absl::IsUnavailable(status) || round_ends) send_at_ = now_ + options_.retry_after;
         return;
       }
       if (!status.ok() && !absl::IsAborted(status)) {

@@ -289,6 +289,8 @@ TEST_F(DiskStoreTest, ATenantHasAShareOfTheRecords) {
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(full.message()), ::testing::HasSubstr("--store-tenant-share"));
   EXPECT_THAT(std::string(full.message()), ::testing::HasSubstr("session-aa-*.record"));
+  EXPECT_EQ(store->stats().records, 2);
+  EXPECT_EQ(store->stats().records_refused, 1u);
   // Those that are there may change, within the share of bytes.
   EXPECT_TRUE(store->PutRecord("session-aa-2", std::string(800, 'y')).ok());
   EXPECT_EQ(store->PutRecord("session-aa-1", std::string(300, 'y')).code(),
@@ -308,6 +310,8 @@ TEST_F(DiskStoreTest, ATenantHasAShareOfTheRecords) {
   store = *DiskStore::Open(options, &clock_);
   EXPECT_TRUE(store->PutRecord("session-aa-1", "w").ok());
   EXPECT_EQ(*store->GetRecord("session-aa-1"), "w");
+  store->Scan();
+  EXPECT_EQ(store->stats().records, 8);
 }
 
 // Before a record has its name it is marked, until what it says was sent.

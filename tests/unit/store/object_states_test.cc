@@ -2,6 +2,7 @@
 #include "runtime/store/object_states.h"
 
 #include <arpa/inet.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -261,7 +262,16 @@ TEST_F(ObjectStatesTest, RecordsAreEveryWorkers) {
   ASSERT_TRUE(one->PutRecord("s/1", "second").ok());
   EXPECT_EQ(*other->GetRecord("s/1"), "second");
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(one->PutRecord(std::to_string(i), "x").ok());
-  EXPECT_EQ(one->PutRecord("2", "x").code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(one->stats().records, 3);
+  EXPECT_EQ(one->stats().records_refused, 0u);
+  const absl::Status full = one->PutRecord("2", "x");
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(MessageOf(full), ::testing::HasSubstr("the bucket holds 3 other records"));
+  EXPECT_THAT(MessageOf(full), ::testing::HasSubstr("--store-s3-records"));
+  EXPECT_EQ(one->stats().records_refused, 1u);
+  EXPECT_EQ(one->stats().records, 3);
+  EXPECT_EQ(one->GetRecord("2").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(one->PutRecord("1", "y").ok());  // what is there can follow its session
   EXPECT_EQ(*other->GetRecord("s/1"), "second");
   // A damaged one is refused, and stays until it is replaced.
   auto client = Client(Options());
@@ -273,6 +283,29 @@ TEST_F(ObjectStatesTest, RecordsAreEveryWorkers) {
   EXPECT_EQ(client->List("records/", 10, nullptr)->size(), 3u);
   EXPECT_TRUE(one->PutRecord("1", "again").ok());
   EXPECT_EQ(*other->GetRecord("1"), "again");
+}
+
+// Shares are counted per group, whatever is put anew, listed or replaced.
+TEST_F(ObjectStatesTest, ATenantHasAShareOfTheRecords) {
+  ObjectStatesOptions options;
+  options.bytes_max = 1 << 20;
+  options.records_max = 6;
+  options.record_group_share = 0.5;
+  ObjectStates store(options, Client(Options()), &clock_);
+  for (int again = 0; again < 3; ++again) {
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_TRUE(
+          store.PutRecord(absl::StrFormat("session-aa-%d", i), std::string(1 << i, 'x')).ok());
+    }
+    const absl::Status over = store.PutRecord("session-aa-3", "x");
+    EXPECT_EQ(over.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(MessageOf(over), ::testing::HasSubstr("its tenant has 3 other records of"));
+    EXPECT_THAT(MessageOf(over), ::testing::HasSubstr("objects records/session-aa-* of"));
+    EXPECT_TRUE(store.PutRecord("session-bb-0", "x").ok());
+    ASSERT_TRUE(store.List().ok());
+    EXPECT_EQ(store.stats().records, 4);
+  }
+  EXPECT_EQ(store.stats().records_refused, 3u);
 }
 
 // What a put expects to replace is said to the server.

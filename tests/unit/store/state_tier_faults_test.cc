@@ -4,6 +4,7 @@
 
 #include "deltamesh/mesh/session.pb.h"
 #include "runtime/base/log.h"
+#include "runtime/base/status.h"
 #include "tests/unit/store/memory_objects.h"
 #include "tests/unit/store/tier_fixture.h"
 
@@ -109,6 +110,50 @@ TEST_F(StateTierFaultsTest, ANewerRecordThatComesMeanwhileStays) {
     EXPECT_EQ(StampOf(Get(*other)), before + 15);
     bucket_.objects.clear();
   }
+}
+
+// Beyond the bounds a record is refused by name, or stays in the tier that has room; never is one lost.
+TEST_F(StateTierFaultsTest, BeyondTheBoundsRecordsAreRefusedOrStayOnDisk) {
+  const auto make = [&](int64_t on_disk, int64_t in_bucket) {
+    return std::make_unique<TieredEngine>(
+        kFamily, folder_.path + "/one", std::make_unique<MemoryObjects>(&bucket_),
+        StateTierOptions(), int64_t{64} << 20, int64_t{64} << 20, on_disk, in_bucket);
+  };
+  const auto put = [](TieredEngine& t, const std::string& name, uint64_t stamp) {
+    t.tier->PutRecord(1, name, Record(stamp));
+    return t.Done();
+  };
+  auto t = make(3, 2);
+  EXPECT_EQ(put(*t, "a", 1).tier, "object store");
+  EXPECT_EQ(put(*t, "z", 1).tier, "object store");
+  EXPECT_EQ(put(*t, "m", 1).tier, "disk");
+  EXPECT_EQ(t->Metric("store_records_refused_total", "object_store"), 1);
+  EXPECT_EQ(t->Metric("store_records_refused_total", "disk"), 0);
+  const SessionStoreDone refused = put(*t, "n", 1);
+  EXPECT_EQ(refused.status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(MessageOf(refused.status).find("--store-s3-records"), std::string::npos);
+  EXPECT_EQ(t->Metric("store_records_refused_total", "disk"), 1);
+  EXPECT_EQ(t->Metric("store_records", "disk"), 3);
+  EXPECT_EQ(t->Metric("store_records", "object_store"), 2);
+  t->tier->GetRecord(1, "n");
+  EXPECT_EQ(t->Done().status.code(), absl::StatusCode::kNotFound);
+  // What waits for room in the bucket keeps back none that replace theirs.
+  bucket_.down = true;
+  EXPECT_EQ(put(*t, "z", 2).tier, "disk");
+  bucket_.down = false;
+  t->Settle(absl::Seconds(11));
+  t->Settle(absl::Seconds(1));
+  const auto other = Engine("other");
+  other->tier->GetRecord(1, "z");
+  EXPECT_EQ(StampOf(other->Done()), 2u);
+  other->tier->GetRecord(1, "m");
+  EXPECT_EQ(other->Done().status.code(), absl::StatusCode::kNotFound);
+  // With room it goes up by itself.
+  t = make(3, 3);
+  t->Settle(absl::Seconds(1));
+  t->Settle(absl::Seconds(1));
+  other->tier->GetRecord(1, "m");
+  EXPECT_EQ(StampOf(other->Done()), 1u);
 }
 
 TEST_F(StateTierFaultsTest, AnOlderRecordReplacesNone) {

@@ -21,7 +21,9 @@ class TieredEngine {
  public:
   TieredEngine(const std::string& family, const std::string& folder,
                std::unique_ptr<ObjectStore> objects, StateTierOptions tier_options = {},
-               int64_t cache_bytes = int64_t{64} << 20, int64_t disk_bytes = int64_t{64} << 20)
+               int64_t cache_bytes = int64_t{64} << 20, int64_t disk_bytes = int64_t{64} << 20,
+               int64_t disk_records = kStoreRecordsDefault,
+               int64_t bucket_records = kStoreRecordsDefault)
       : family_(family), engine(family, Options()) {
     cache = *PrefixCache::Create({.bytes_max = cache_bytes, .plan = {}}, engine.engine->pools());
     const StateIdentity identity = {.model = "model", .layout = engine.engine->pools().layout};
@@ -30,6 +32,7 @@ class TieredEngine {
       DiskStoreOptions options;
       options.folder = folder;
       options.bytes_max = disk_bytes;
+      options.records_max = disk_records;
       options.identity = identity;
       auto opened = DiskStore::Open(options, &clock);
       CHECK_OK(opened.status());
@@ -40,6 +43,7 @@ class TieredEngine {
       ObjectStatesOptions options;
       options.bytes_max = int64_t{64} << 20;
       options.identity = identity;
+      options.records_max = bucket_records;
       states = std::make_unique<ObjectStates>(options, std::move(objects), &clock);
     }
     tier_options.threads = false;
