@@ -275,6 +275,11 @@ absl::StatusOr<PreparedRequest> Front::Prepare(GenerateSpec spec) const {
                                    *tokenizer_, chat != nullptr ? chat_->NewParser(*chat) : nullptr,
                                    std::move(spec.stop), request.sampling.seed()));
   ASSIGN_OR_RETURN(request.cache, MakeCacheHints(spec.cache));
+  const auto places = static_cast<int64_t>(spec.marks.size()) + spec.cache.breakpoints_size();
+  if (places > kCacheBreakpointsMax) {
+    return InvalidArgument("cache_control: %d places are marked; mark at most %d", places,
+                           kCacheBreakpointsMax);
+  }
   if (!spec.cache.session().empty() && spec.affinity_only) {
     request.cache.set_session(SessionNumber(
         MakeSessionId(spec.cache.salt(), std::string(kAffinityPrefix) + spec.cache.session())));
@@ -293,6 +298,10 @@ absl::StatusOr<PreparedRequest> Front::Prepare(GenerateSpec spec) const {
   if (chat != nullptr && !spec.append && !request.cache.off()) {
     const int64_t tokens = SystemTokens(*chat, request.prompt);
     if (tokens > 0) request.cache.add_breakpoints(static_cast<uint64_t>(tokens));
+    for (const ChatMark& mark : spec.marks) {
+      const int64_t marked = TokensUpTo(mark, *chat, request.prompt);
+      if (marked > 0) request.cache.add_breakpoints(static_cast<uint64_t>(marked));
+    }
   }
   request.request_id = MakeRequestId(spec.request_id);
   out.client_id = spec.request_id.empty() ? request.request_id : std::move(spec.request_id);
@@ -315,7 +324,22 @@ int64_t Front::SystemTokens(const ChatRequest& chat, const std::vector<TokenId>&
   ChatRequest system = chat;
   system.messages.assign(chat.messages.begin(), end);
   system.messages.push_back({.role = "user"});
-  const absl::StatusOr<std::vector<Segment>> segments = chat_->Render(system);
+  return SharedTokens(system, prompt);
+}
+
+int64_t Front::TokensUpTo(const ChatMark& mark, const ChatRequest& chat,
+                          const std::vector<TokenId>& prompt) const {
+  if (mark.message >= chat.messages.size()) return 0;
+  ChatRequest begin = chat;
+  begin.messages.resize(mark.message + 1);
+  begin.add_generation_prompt = false;
+  std::string& content = begin.messages.back().content;
+  if (mark.bytes < content.size()) content.resize(mark.bytes);
+  return SharedTokens(begin, prompt);
+}
+
+int64_t Front::SharedTokens(const ChatRequest& other, const std::vector<TokenId>& prompt) const {
+  const absl::StatusOr<std::vector<Segment>> segments = chat_->Render(other);
   if (!segments.ok()) return 0;
   std::string text;
   for (const Segment& segment : *segments) text += segment.text;

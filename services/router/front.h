@@ -33,6 +33,12 @@ struct FrontOptions {
 
 using PromptInput = std::variant<std::monostate, ChatRequest, std::string, std::vector<TokenId>>;
 
+// A place in a chat up to which other chats are likely to be the same.
+struct ChatMark {
+  size_t message = 0;                // in this message,
+  size_t bytes = std::string::npos;  // after so many bytes of its content; npos: at its end
+};
+
 // A request as either protocol gives it, unchecked.
 struct GenerateSpec {
   std::string model;       // empty: the only one
@@ -45,6 +51,8 @@ struct GenerateSpec {
   std::vector<TokenId> stop_token_ids;
   bool ignore_eos = false;
   v1::CacheOptions cache;
+  // Of a chat that begins a conversation: more of cache.breakpoints, and bounded with these.
+  std::vector<ChatMark> marks;
   // `cache.session` only tells requests that belong together; no session of that name is kept. Its numbers
   // are others than those of sessions.
   bool affinity_only = false;
@@ -103,7 +111,11 @@ class Front {
                                                const std::optional<int64_t>& logprobs) const;
   static absl::Status CheckAppend(const GenerateSpec& spec);
   absl::Status CheckTokens(const char* field, const std::vector<TokenId>& ids) const;
+  // Leading tokens that the prompt shares with that of another chat.
+  int64_t SharedTokens(const ChatRequest& other, const std::vector<TokenId>& prompt) const;
   int64_t SystemTokens(const ChatRequest& chat, const std::vector<TokenId>& prompt) const;
+  int64_t TokensUpTo(const ChatMark& mark, const ChatRequest& chat,
+                     const std::vector<TokenId>& prompt) const;
   int64_t TextBytesMax(int64_t context_tokens) const;
 
   const FrontOptions options_;

@@ -207,7 +207,68 @@ absl::Status OnlyOne(const Fields& fields, const char* name) {
                          *value);
 }
 
+absl::Status ReadBreakpoints(const Fields& fields, v1::CacheOptions* out) {
+  const Json* at = fields.Find("cache_breakpoints");
+  if (at == nullptr) return absl::OkStatus();
+  if (!at->is_array()) return fields.Wrong("cache_breakpoints", *at, "a list of token counts");
+  if (at->size() > static_cast<size_t>(kCacheBreakpointsMax)) {
+    return InvalidArgument("cache_breakpoints: %d places; use at most %d", at->size(),
+                           kCacheBreakpointsMax);
+  }
+  for (size_t i = 0; i < at->size(); ++i) {
+    const std::string field = absl::StrFormat("cache_breakpoints[%d]", i);
+    ASSIGN_OR_RETURN(const int64_t tokens, Fields::Integer(field, (*at)[i]));
+    if (tokens < 1) return InvalidArgument("%s: %d; use 1 or more tokens", field, tokens);
+    out->add_breakpoints(static_cast<uint64_t>(tokens));
+  }
+  return absl::OkStatus();
+}
+
+// Whether the message, or the part of one, is marked as the end of what others share.
+absl::StatusOr<bool> ReadMark(const Json& object, const std::string& prefix) {
+  const Fields fields(object, prefix);
+  const Json* control = fields.Find("cache_control");
+  if (control == nullptr) return false;
+  std::string type;
+  if (!control->is_object()) {
+    return fields.Wrong("cache_control", *control, "{\"type\": \"ephemeral\"}");
+  }
+  RETURN_IF_ERROR(Fields(*control, prefix + "cache_control.").Get("type", &type));
+  if (type == "ephemeral") return true;
+  return InvalidArgument("%scache_control.type: \"%s\" is not known; use \"ephemeral\"", prefix,
+                         type.substr(0, 40));
+}
+
+// Of messages that were found well-formed.
+absl::Status ReadMarks(const Json& messages, std::vector<ChatMark>* out) {
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const std::string prefix = absl::StrFormat("messages[%d].", i);
+    const auto content = messages[i].find("content");
+    if (content != messages[i].end() && content->is_array()) {
+      size_t bytes = 0;
+      for (size_t j = 0; j < content->size(); ++j) {
+        const Json& part = (*content)[j];
+        const auto text = part.find("text");
+        if (text != part.end() && text->is_string()) {
+          bytes += text->get_ref<const std::string&>().size();
+        }
+        ASSIGN_OR_RETURN(const bool marked,
+                         ReadMark(part, absl::StrFormat("%scontent[%d].", prefix, j)));
+        if (marked) out->push_back({.message = i, .bytes = bytes});
+      }
+    }
+    ASSIGN_OR_RETURN(const bool marked, ReadMark(messages[i], prefix));
+    if (marked) out->push_back({.message = i});
+  }
+  if (out->size() > static_cast<size_t>(kCacheBreakpointsMax)) {
+    return InvalidArgument("messages: cache_control marks %d places; mark at most %d", out->size(),
+                           kCacheBreakpointsMax);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadCacheOptions(const Fields& fields, v1::CacheOptions* out) {
+  RETURN_IF_ERROR(ReadBreakpoints(fields, out));
   for (const auto& [name, text] : {std::pair{"prompt_cache_key", out->mutable_session()},
                                    std::pair{"cache_salt", out->mutable_salt()}}) {
     RETURN_IF_ERROR(fields.Get(name, text));
@@ -392,6 +453,7 @@ absl::StatusOr<OpenAiRequest> ParseChatCompletion(const Json& body) {
   for (ChatMessage& m : chat.messages) {
     if (m.role == "developer") m.role = "system";  // the newer name for the same thing
   }
+  RETURN_IF_ERROR(ReadMarks(*messages, &out.spec.marks));
   RETURN_IF_ERROR(ReadTools(fields, &chat));
   RETURN_IF_ERROR(ReadThinking(fields, &chat));
   out.spec.input = std::move(chat);

@@ -6,6 +6,11 @@
 //     proto/deltamesh/v1/inference.proto.
 //   thinking, chat_template_kwargs.thinking or .enable_thinking: whether the model thinks before it answers.
 //   cache_salt: the tenant's name; only under the same one are prompts found again, and sessions.
+//   cache_control: {"type": "ephemeral"} on a message or on a text part of its content: others are likely to
+//     begin like this prompt up to there, so its state is kept for them; at most 16 places. The end of tools
+//     and system messages is one without saying so. A prompt of which nothing is known keeps two of them, the
+//     shallowest; the next ones that begin alike keep more.
+//   cache_breakpoints: the same as counts of the prompt's leading tokens, for those who know them.
 //   session: names the conversation (1 to 256 bytes), so that it can go on by name, over gRPC too; see
 //     SessionInfo. The answer carries session_tokens, streams in the chunk with the finish_reason. Who knows
 //     the name and the salt can go on with the conversation.

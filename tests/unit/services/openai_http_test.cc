@@ -126,6 +126,90 @@ TEST_F(OpenAiHttpTest, TheEndOfToolsAndSystemTextIsABreakpoint) {
   EXPECT_EQ(ask("", "Hello").cache().breakpoints_size(), 0);
 }
 
+// The text up to each breakpoint of a request, the shallowest first.
+std::vector<std::string> TextsUpTo(FakeMesh& mesh, const mesh::StartDecode& start) {
+  std::vector<std::string> texts;
+  for (const uint64_t tokens : start.cache().breakpoints()) {
+    const std::vector<TokenId> ids(start.prompt().begin(),
+                                   start.prompt().begin() + static_cast<int>(tokens));
+    texts.push_back(mesh.front->tokenizer().Decode(ids));
+  }
+  return texts;
+}
+
+TEST_F(OpenAiHttpTest, ClientsMarkWhatOtherPromptsBeginWith) {
+  using ::testing::EndsWith;
+  using ::testing::Not;
+  for (const char* model : {"kimi_linear_tiny", "kimi_k3_tiny"}) {
+    Start(model);
+    // After a part of a message, and after a whole one.
+    auto r = Post("/v1/chat/completions", R"({"messages":[{"role":"user","content":[
+        {"type":"text","text":"A long document. ","cache_control":{"type":"ephemeral"}},
+        {"type":"text","text":"What of it?"}]}]})");
+    ASSERT_EQ(r.status, 200) << r.body;
+    std::vector<std::string> texts = TextsUpTo(*mesh, mesh->started().back());
+    ASSERT_EQ(texts.size(), 1u);
+    EXPECT_THAT(texts[0], HasSubstr("A long document."));
+    EXPECT_THAT(texts[0], Not(HasSubstr("What")));
+    r = Post("/v1/chat/completions", R"({"messages":[{"role":"system","content":"Be short."},
+        {"role":"user","content":"Hello","cache_control":{"type":"ephemeral"}},
+        {"role":"assistant","content":"Hi"},{"role":"user","content":"Bye"}]})");
+    ASSERT_EQ(r.status, 200) << r.body;
+    texts = TextsUpTo(*mesh, mesh->started().back());
+    ASSERT_EQ(texts.size(), 2u) << "and the end of the system text";
+    EXPECT_THAT(texts[0], Not(HasSubstr("Hello")));
+    EXPECT_THAT(texts[1], HasSubstr("Hello"));
+    EXPECT_THAT(texts[1], Not(HasSubstr("Hi\n")));
+    EXPECT_THAT(texts[1], Not(HasSubstr("Bye")));
+    // What a new prompt leaves behind is bounded: the two shallowest.
+    r = Post("/v1/chat/completions", R"({"messages":[
+        {"role":"user","content":"one","cache_control":{"type":"ephemeral"}},
+        {"role":"assistant","content":"two","cache_control":{"type":"ephemeral"}},
+        {"role":"user","content":"three","cache_control":{"type":"ephemeral"}},
+        {"role":"user","content":"four"}]})");
+    ASSERT_EQ(r.status, 200) << r.body;
+    EXPECT_EQ(mesh->started().back().cache().breakpoints_size(), 2);
+    r = Post("/v1/completions", R"({"prompt":[65,66,67,68,69],"cache_breakpoints":[4,2]})");
+    ASSERT_EQ(r.status, 200) << r.body;
+    const auto& at = mesh->started().back().cache().breakpoints();
+    EXPECT_THAT(std::vector<uint64_t>(at.begin(), at.end()), ::testing::ElementsAre(2, 4));
+    TearDown();
+  }
+}
+
+TEST_F(OpenAiHttpTest, MarksThatAreWrongOrTooMany) {
+  Start();
+  const auto refused = [&](const std::string& path, const std::string& body,
+                           const std::string& message) {
+    const auto r = Post(path, body);
+    EXPECT_EQ(r.status, 400) << body << " " << r.body;
+    EXPECT_THAT(r.body, HasSubstr(message)) << body;
+  };
+  const std::string chat = "/v1/chat/completions";
+  refused(chat, R"({"messages":[{"role":"user","content":"x","cache_control":true}]})",
+          "messages[0].cache_control: is a boolean");
+  refused(chat,
+          R"({"messages":[{"role":"user","content":"x","cache_control":{"type":"eternal"}}]})",
+          "messages[0].cache_control.type");
+  refused(chat, R"({"messages":[{"role":"user","content":[
+      {"type":"text","text":"x","cache_control":{"type":1}}]}]})",
+          "messages[0].content[0].cache_control.type: is the number 1");
+  std::string many;
+  for (int i = 0; i < 17; ++i) {
+    many += std::string(i > 0 ? "," : "") +
+            R"({"role":"user","content":"x","cache_control":{"type":"ephemeral"}})";
+  }
+  refused(chat, R"({"messages":[)" + many + "]}", "mark at most 16");
+  const std::string marked =
+      R"({"messages":[{"role":"user","content":"x","cache_control":{"type":"ephemeral"}}],)";
+  refused(chat, marked + R"("cache_breakpoints":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16]})",
+          "17 places are marked");
+  refused(chat, marked + R"("cache_breakpoints":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]})",
+          "cache_breakpoints: 17 places");
+  refused(chat, marked + R"("cache_breakpoints":4})", "cache_breakpoints: is the number 4");
+  refused(chat, marked + R"("cache_breakpoints":[0]})", "cache_breakpoints[0]: 0");
+}
+
 TEST_F(OpenAiHttpTest, WholeChatReply) {
   Start();
   const auto r = Chat(
