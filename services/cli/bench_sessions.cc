@@ -15,6 +15,7 @@
 #include "runtime/base/status.h"
 #include "runtime/model/model.h"
 #include "services/cli/bench_engine.h"
+#include "services/cli/bench_fetch.h"
 #include "services/cli/bench_handoff.h"
 #include "services/cli/bench_rows.h"
 #include "services/cli/bench_turns.h"
@@ -56,6 +57,7 @@ class SessionBench {
   absl::Status Run();
   std::vector<Figure> Figures() const;
   int64_t handed_over() const { return handed_over_; }
+  const FetchRuns& fetches() const { return fetches_; }
   int64_t left() const { return left_; }
 
  private:
@@ -63,6 +65,7 @@ class SessionBench {
   absl::StatusOr<double> TimeEngine(BenchEngine& engine, int64_t tokens);
   absl::Status TurnByTurn();
   absl::Status Handoffs();
+  absl::Status Fetches();
   const StateLayout& layout() const { return behind_.model().state_layout(); }
 
   const SessionBenchOptions& o_;
@@ -76,6 +79,7 @@ class SessionBench {
   std::vector<double> cold_, again_, again_left_, append_, append_left_, alone_;
   std::vector<double> engine_behind_, engine_empty_, handoff_all_, handoff_new_;
   int64_t handed_over_ = 0;
+  FetchRuns fetches_;
 };
 
 absl::Status SessionBench::StartMesh() {
@@ -169,13 +173,30 @@ absl::Status SessionBench::Handoffs() {
   return absl::OkStatus();
 }
 
+// A mesh of its own, whose routers place turns where this one would not.
+absl::Status SessionBench::Fetches() {
+  client_.reset();
+  mesh_.reset();
+  ASSIGN_OR_RETURN(fetches_, MeasureFetches({.model = model_,
+                                             .threads = o_.threads,
+                                             .weights = o_.weights,
+                                             .activations = o_.activations,
+                                             .packed_dir = o_.packed_dir,
+                                             .layout = layout(),
+                                             .context = o_.context,
+                                             .append = o_.append,
+                                             .repetitions = o_.repetitions}));
+  return absl::OkStatus();
+}
+
 absl::Status SessionBench::Run() {
   RETURN_IF_ERROR(Handoffs());
   RETURN_IF_ERROR(behind_.Restart(1, kept_ + left_, kContextSequence));
   RETURN_IF_ERROR(behind_.Feed(kept_));
   behind_.Keep();
   RETURN_IF_ERROR(StartMesh());
-  return TurnByTurn();
+  RETURN_IF_ERROR(TurnByTurn());
+  return Fetches();
 }
 
 std::vector<Figure> SessionBench::Figures() const {
@@ -186,19 +207,30 @@ std::vector<Figure> SessionBench::Figures() const {
     of_empty.push_back(append_[i] / (engine_empty_[i] + handoff));
     factor.push_back(engine_behind_[i] / engine_empty_[i]);
   }
-  return {{"cold_ttft", "s", cold_, {}},
-          {"same_prompt_ttft", "s", again_, {}},
-          {"same_prompt_not_restored", "tokens", again_left_, double{kBlockTokens}},
-          {"turn_ttft", "s", append_, {}},
-          {"turn_not_restored", "tokens", append_left_, static_cast<double>(left_)},
-          {"engine_behind_context", "s", engine_behind_, {}},
-          {"engine_from_empty", "s", engine_empty_, {}},
-          {"prompt_alone_ttft", "s", alone_, {}},
-          {"handoff_of_all", "s", handoff_all_, {}},
-          {"handoff_of_what_is_new", "s", handoff_new_, {}},
-          {"behind_context_over_from_empty", "x", factor, {}},
-          {"turn_over_engine_behind_and_handoff", "x", of_behind, kTurnBar},
-          {"turn_over_engine_from_empty_and_handoff", "x", of_empty, {}}};
+  std::vector<Figure> all = {
+      {"cold_ttft", "s", cold_, {}},
+      {"same_prompt_ttft", "s", again_, {}},
+      {"same_prompt_not_restored", "tokens", again_left_, double{kBlockTokens}},
+      {"turn_ttft", "s", append_, {}},
+      {"turn_not_restored", "tokens", append_left_, static_cast<double>(left_)},
+      {"engine_behind_context", "s", engine_behind_, {}},
+      {"engine_from_empty", "s", engine_empty_, {}},
+      {"prompt_alone_ttft", "s", alone_, {}},
+      {"handoff_of_all", "s", handoff_all_, {}},
+      {"handoff_of_what_is_new", "s", handoff_new_, {}},
+      {"behind_context_over_from_empty", "x", factor, {}},
+      {"turn_over_engine_behind_and_handoff", "x", of_behind, kTurnBar},
+      {"turn_over_engine_from_empty_and_handoff", "x", of_empty, {}},
+      {"fetch_of_all", "s", fetches_.all_seconds, {}},
+      {"fetch_of_all_rate", "GB/s", fetches_.all_rate, {}},
+      {"fetch_of_what_a_turn_added", "s", fetches_.new_seconds, {}},
+      {"fetch_of_what_a_turn_added_rate", "GB/s", fetches_.new_rate, {}},
+      {"fetching_turn_ttft", "s", fetches_.fetched_first, {}},
+      {"computing_turn_ttft", "s", fetches_.computed_first, {}},
+      {"fetching_over_computing", "x", fetches_.over_computed(), {}}};
+  // The planner may rather have computed what was to be fetched.
+  std::erase_if(all, [](const Figure& f) { return f.runs.empty(); });
+  return all;
 }
 
 std::string Explained(const Figure& f, const SessionBenchOptions& o, int64_t left) {
@@ -216,7 +248,14 @@ std::string Explained(const Figure& f, const SessionBenchOptions& o, int64_t lef
       {"behind_context_over_from_empty", "the engine's two, one over the other"},
       {"turn_over_engine_behind_and_handoff",
        "turn / (engine behind it + hand-off of what is new)"},
-      {"turn_over_engine_from_empty_and_handoff", "turn / (engine from empty + the same)"}};
+      {"turn_over_engine_from_empty_and_handoff", "turn / (engine from empty + the same)"},
+      {"fetch_of_all", "a prefill worker fetches the whole state from decode"},
+      {"fetch_of_all_rate", "which is"},
+      {"fetch_of_what_a_turn_added", "the same of what a turn added there"},
+      {"fetch_of_what_a_turn_added_rate", "which is"},
+      {"fetching_turn_ttft", "first token of a turn that fetches the whole state"},
+      {"computing_turn_ttft", "first token of the same turn, computed again"},
+      {"fetching_over_computing", "one over the other"}};
   for (const auto& [name, words] : said) {
     if (f.name == name) return words;
   }
@@ -228,9 +267,9 @@ void Print(const SessionBenchOptions& o, const SessionBench& bench, std::ostream
     const auto [low, high] = std::minmax_element(f.runs.begin(), f.runs.end());
     const double scale = f.unit == "s" ? 1e3 : 1;
     out << absl::StrFormat("%-52s %10.*f %-6s %9.*f .. %-9.*f", Explained(f, o, bench.left()),
-                           f.unit == "x"   ? 3
-                           : f.unit == "s" ? 2
-                                           : 0,
+                           f.unit == "x"                       ? 3
+                           : f.unit == "s" || f.unit == "GB/s" ? 2
+                                                               : 0,
                            f.value() * scale, f.unit == "s" ? "ms" : f.unit, f.unit == "x" ? 3 : 2,
                            *low * scale, f.unit == "x" ? 3 : 2, *high * scale);
     if (f.bar) out << absl::StrFormat(" at most %g: %s", *f.bar, f.met() ? "met" : "MISSED");
@@ -240,6 +279,12 @@ void Print(const SessionBenchOptions& o, const SessionBench& bench, std::ostream
       "%d of %d turns were computed by a prefill worker and handed over, the others by the decode "
       "worker that held the state\n",
       bench.handed_over(), o.repetitions);
+  out << absl::StrFormat(
+      "%d of %d turns fetched the whole state (%d bytes), %d what a turn had added (%d bytes); "
+      "what "
+      "was not fetched was quicker to compute, by the router's estimate\n",
+      bench.fetches().all_seconds.size(), o.repetitions, bench.fetches().all_bytes,
+      bench.fetches().new_seconds.size(), bench.fetches().new_bytes);
 }
 
 nlohmann::ordered_json Json(const SessionBenchOptions& o, const SessionBench& bench) {
@@ -248,7 +293,9 @@ nlohmann::ordered_json Json(const SessionBenchOptions& o, const SessionBench& be
                                 {"context_tokens", o.context},
                                 {"append_tokens", o.append},
                                 {"turns", o.repetitions},
-                                {"turns_handed_over", bench.handed_over()}};
+                                {"turns_handed_over", bench.handed_over()},
+                                {"fetched_bytes_of_all", bench.fetches().all_bytes},
+                                {"fetched_bytes_of_a_turn", bench.fetches().new_bytes}};
   for (const Figure& f : bench.Figures()) {
     nlohmann::ordered_json& figure = doc["figures"][f.name];
     figure = {{"median", f.value()}, {"unit", f.unit}, {"runs", f.runs}};

@@ -5,6 +5,9 @@
 //   a turn of `append` more  takes no more than 1.2 times what an engine needs for the tokens that are not
 //                           restored, behind the same context, and one hand-off of what they add
 //
+// Then a prefill worker fetches what a decode worker holds of the prompt (bench_fetch.h): how long that takes
+// and how fast it is, and the first token of such a turn beside that of the same turn computed again.
+//
 // Attention reads the whole context for each new token, so the same tokens cost an engine more behind a long
 // context than from an empty one. Both are reported, and the turn is judged by the former.
 #pragma once

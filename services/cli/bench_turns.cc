@@ -42,12 +42,14 @@ absl::Status TurnClient::Open() {
   return CheckBenchVocab(vocab_);
 }
 
-absl::StatusOr<SeenTurn> TurnClient::Ask(std::span<const TokenId> prompt, int64_t answer) const {
+absl::StatusOr<SeenTurn> TurnClient::Ask(std::span<const TokenId> prompt, int64_t answer,
+                                         bool cached) const {
   v1::GenerateRequest request;
   request.mutable_tokens()->mutable_ids()->Assign(prompt.begin(), prompt.end());
   request.mutable_sampling()->set_temperature(0);
   request.mutable_stop()->set_max_tokens(static_cast<uint32_t>(answer));
   request.mutable_stop()->set_ignore_eos(true);
+  request.mutable_cache()->set_off(!cached);
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + longest_));
   SeenTurn seen;

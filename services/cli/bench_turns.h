@@ -33,8 +33,9 @@ class TurnClient {
   // Asks what is served. UNAVAILABLE when nobody answers.
   absl::Status Open();
 
-  // A greedy answer of exactly `answer` tokens.
-  absl::StatusOr<SeenTurn> Ask(std::span<const TokenId> prompt, int64_t answer) const;
+  // A greedy answer of exactly `answer` tokens. Not `cached`: nothing is found and nothing kept.
+  absl::StatusOr<SeenTurn> Ask(std::span<const TokenId> prompt, int64_t answer,
+                               bool cached = true) const;
   // Why that request was placed where it was.
   absl::StatusOr<v1::RequestExplanation> Explain(const std::string& request_id) const;
 

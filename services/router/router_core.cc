@@ -239,6 +239,7 @@ void RouterCore::OnLinkClosed(LinkId link, const absl::Status& status, absl::Tim
 void RouterCore::Tick(absl::Time now) { impl_->Tick(now); }
 
 std::vector<RouterAction> RouterCore::TakeActions() { return std::exchange(impl_->actions, {}); }
+std::vector<FetchSeen> RouterCore::TakeFetches() { return std::exchange(impl_->fetches_seen, {}); }
 
 absl::Status RouterCore::Ready() const { return impl_->Ready(); }
 const RouterOptions& RouterCore::options() const { return impl_->options; }

@@ -122,6 +122,14 @@ struct RouterCounters {
   SessionCounters sessions;
 };
 
+// One that ended, for whoever counts how long they take.
+struct FetchSeen {
+  std::string reason;  // "OK", a refusal's name, or "OTHER"
+  double seconds = 0;  // from asking to the last byte or the refusal
+  uint64_t bytes = 0;  // of its payload; 0 when it was refused
+};
+inline constexpr size_t kFetchesSeenMax = 4096;  // kept until they are taken; later ones are not
+
 struct RouterGauges {
   int64_t waiting = 0, live = 0;
   int64_t prefill_workers = 0, decode_workers = 0, expert_workers = 0;
@@ -175,6 +183,8 @@ class RouterCore {
 
   // In order; the caller carries them out in this order.
   std::vector<RouterAction> TakeActions();
+  // Fetches that ended since the last call.
+  std::vector<FetchSeen> TakeFetches();
 
   // OK when a new request could be placed: a decode worker, and every shard of the expert table.
   absl::Status Ready() const;

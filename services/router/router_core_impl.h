@@ -101,6 +101,7 @@ class RouterCore::Impl {
   RouterOptions options;
   RouterCounters counters;
   std::vector<RouterAction> actions;
+  std::vector<FetchSeen> fetches_seen;  // at most kFetchesSeenMax
   mutable Membership members;
   std::map<RequestId, RouterRequest> requests;  // ordered: what happens must not depend on a hash
   DecisionLog decisions;

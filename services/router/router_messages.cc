@@ -169,7 +169,13 @@ void RouterCore::Impl::LearnBandwidth(uint64_t bytes, double seconds) {
 
 void RouterCore::Impl::OnFetchResult(const Worker& from, const mesh::FetchResult& message) {
   const bool ok = message.code() == 0;
-  CountReason(ReasonName(message), counters.fetch_results);
+  const std::string reason = ReasonName(message);
+  CountReason(reason, counters.fetch_results);
+  if (fetches_seen.size() < kFetchesSeenMax && std::isfinite(message.seconds())) {
+    fetches_seen.push_back({.reason = reason,
+                            .seconds = std::max(0.0, message.seconds()),
+                            .bytes = ok ? message.bytes() : 0});
+  }
   if (ok) {
     counters.fetched_tokens += message.tokens();
     counters.fetched_bytes += message.bytes();

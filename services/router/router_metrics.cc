@@ -12,6 +12,13 @@ constexpr char kWorkersHelp[] = "Workers registered with this router, by role.";
 constexpr char kStores[] = "deltamesh_session_stores";
 constexpr char kStoresHelp[] = "Workers with a store, connected or away and expected back.";
 
+// Of states: from a small one to that of a million tokens.
+std::vector<double> StateBytesBuckets() {
+  std::vector<double> bounds;
+  for (double bound = 64 << 10; bound <= 64e9; bound *= 4) bounds.push_back(bound);
+  return bounds;
+}
+
 }  // namespace
 
 RouterMetrics::RouterMetrics(Metrics* m)
@@ -48,7 +55,9 @@ RouterMetrics::RouterMetrics(Metrics* m)
       sessions_unsettled_(m->Gauge("deltamesh_sessions_unsettled",
                                    "Sessions of which stores may have older records.")),
       stores_(m->Gauge(kStores, kStoresHelp, {{"state", "connected"}})),
-      stores_away_(m->Gauge(kStores, kStoresHelp, {{"state", "away"}})) {}
+      stores_away_(m->Gauge(kStores, kStoresHelp, {{"state", "away"}})) {
+  FetchesOf("OK");
+}
 
 void RouterMetrics::Accepted(int64_t prompt_tokens) {
   prompt_tokens_.Increment(static_cast<double>(prompt_tokens));
@@ -74,6 +83,25 @@ void RouterMetrics::NextTokens(absl::Duration gap, int64_t tokens) {
 
 void RouterMetrics::Generated(int64_t tokens) {
   generated_tokens_.Increment(static_cast<double>(tokens));
+}
+
+RouterMetrics::Fetches& RouterMetrics::FetchesOf(const std::string& reason) {
+  Fetches& fetches = fetches_[reason];
+  if (fetches.seconds == nullptr) {
+    fetches.seconds = &metrics_->Histogram("deltamesh_fetch_seconds",
+                                           "Fetches of states, from asking to the end, by reason.",
+                                           LatencyBuckets(), {{"reason", reason}});
+    fetches.bytes =
+        &metrics_->Histogram("deltamesh_fetch_bytes", "Payload of fetched states, by reason.",
+                             StateBytesBuckets(), {{"reason", reason}});
+  }
+  return fetches;
+}
+
+void RouterMetrics::Fetched(const FetchSeen& fetch) {
+  const Fetches& fetches = FetchesOf(fetch.reason);
+  fetches.seconds->Observe(fetch.seconds);
+  fetches.bytes->Observe(static_cast<double>(fetch.bytes));
 }
 
 CounterFollower& RouterMetrics::Follow(const std::string& name, const std::string& help,

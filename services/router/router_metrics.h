@@ -21,6 +21,7 @@ class RouterMetrics {
   void FirstToken(absl::Duration after);
   void NextTokens(absl::Duration gap, int64_t tokens);
   void Generated(int64_t tokens);
+  void Fetched(const FetchSeen& fetch);
   // Follows the core's own counts.
   void Update(const RouterCounters& counters, const RouterGauges& gauges, bool ready,
               size_t mailbox);
@@ -28,10 +29,16 @@ class RouterMetrics {
  private:
   CounterFollower& Follow(const std::string& name, const std::string& help,
                           const MetricLabels& labels = {});
+  struct Fetches {
+    prometheus::Histogram* seconds = nullptr;
+    prometheus::Histogram* bytes = nullptr;
+  };
+  Fetches& FetchesOf(const std::string& reason);
 
   Metrics* const metrics_;
   std::map<absl::StatusCode, prometheus::Counter*> ended_;
   std::map<std::string, CounterFollower> followers_;  // by name and label value
+  std::map<std::string, Fetches> fetches_;            // by reason
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& generated_tokens_;
   prometheus::Histogram& ttft_;

@@ -195,6 +195,7 @@ void RouterServer::Publish() {
   const auto identity = core_.identity();
   Snapshot fresh{core_.Ready(), core_.context_tokens(), identity ? identity->digest() : "",
                  core_.gauges(), core_.RetryAfter()};
+  for (const FetchSeen& fetch : core_.TakeFetches()) metrics_.Fetched(fetch);
   metrics_.Update(core_.counters(), fresh.gauges, fresh.ready.ok(), mailbox_.size());
   absl::MutexLock lock(&mu_);
   if (!stopped_) snapshot_ = std::move(fresh);

@@ -18,20 +18,23 @@ def run(*args):
 
 class BenchSessionsTest(unittest.TestCase):
     def test_turns_on_a_long_prompt(self):
-        done = run("bench-sessions", "--json", "--context=1000", "--append=70", "--repetitions=2")
+        done = run("bench-sessions", "--json", "--context=1000", "--append=300", "--repetitions=2")
         self.assertEqual(done.returncode, 0, done.stderr)
         doc = json.loads(done.stdout)
         figures = doc["figures"]
-        self.assertEqual(len(figures), 13)
+        self.assertEqual(len(figures), 20)
         for name, figure in figures.items():
             self.assertTrue(figure["runs"], name)
             self.assertTrue(all(math.isfinite(v) and v > 0 for v in figure["runs"]), (name, figure))
         # 1000 tokens: a snapshot at 960, of which the same prompt computes the rest.
         self.assertEqual(figures["same_prompt_not_restored"]["runs"], [40, 40])
         self.assertTrue(figures["same_prompt_not_restored"]["met"])
-        self.assertEqual(figures["turn_not_restored"]["runs"], [110, 110])
+        self.assertEqual(figures["turn_not_restored"]["runs"], [340, 340])
         self.assertTrue(figures["turn_not_restored"]["met"])
         self.assertIn("met", figures["turn_over_engine_behind_and_handoff"])
+        # Latents of what the turn before added, or of all, and one snapshot.
+        self.assertLess(0, doc["fetched_bytes_of_a_turn"])
+        self.assertLess(doc["fetched_bytes_of_a_turn"], doc["fetched_bytes_of_all"])
 
     def test_a_given_model_as_a_table(self):
         done = run("bench-sessions", f"--model={MODEL}", "--context=300", "--append=20", "--repetitions=1")

@@ -141,6 +141,10 @@ class FetchTest(MeshTestCase):
         router = self.mesh["router"].metrics()
         self.assertEqual(router.sum("deltamesh_fetch_results_total", reason="OK"), 1)
         self.assertEqual(router.sum("deltamesh_placements_total", by="fetch"), 1)
+        self.assertEqual(router.sum("deltamesh_fetch_seconds_count", reason="OK"), 1)
+        self.assertGreater(router.sum("deltamesh_fetch_seconds_sum", reason="OK"), 0)
+        self.assertEqual(router.sum("deltamesh_fetch_bytes_sum", reason="OK"),
+                         here.sum("deltamesh_fetch_bytes_total"))
         explained = subprocess.run([BINARY, "explain", "--last=2",
                                     f"--router={self.mesh['router'].ports()['grpc']}"],
                                    capture_output=True, text=True, check=True).stdout

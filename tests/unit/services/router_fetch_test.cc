@@ -338,6 +338,15 @@ TEST_F(OneFetchTest, APrefillWorkerIsToldWhereAndTheOutcomeIsRemembered) {
   EXPECT_EQ(Last().fetched_bytes, 5000);
   EXPECT_EQ(Last().fetched_from, "d1");
   EXPECT_DOUBLE_EQ(Last().fetch_seconds, 1.5 + 1.25);
+  const std::vector<FetchSeen> seen = core->TakeFetches();
+  ASSERT_EQ(seen.size(), 3u) << "also of another attempt";
+  EXPECT_EQ(seen[1].reason, "CHECKSUM");
+  EXPECT_EQ(seen[1].bytes, 0u);
+  EXPECT_DOUBLE_EQ(seen[1].seconds, 1.5);
+  EXPECT_EQ(seen[2].reason, "OK");
+  EXPECT_EQ(seen[2].bytes, 5000u);
+  EXPECT_DOUBLE_EQ(seen[2].seconds, 1.25);
+  EXPECT_TRUE(core->TakeFetches().empty());
   EXPECT_EQ(core->counters().fetched_tokens, 577u);
   EXPECT_THAT(core->counters().fetch_results,
               ::testing::ElementsAre(std::pair<std::string, uint64_t>("OK", 2),
