@@ -216,9 +216,11 @@ absl::Status FetchBench::Turn(int repetition) {
 
 absl::Status FetchBench::Run() {
   RETURN_IF_ERROR(StartMesh());
-  context_ = BenchPrompt(kContextSequence, o_.context, here_->vocab());
+  // Up to the first token after the last state that is kept: turns part where it stands.
+  const int64_t tokens = (o_.context - 1) / kBlockTokens * kBlockTokens + 1;
+  context_ = BenchPrompt(kContextSequence, tokens, here_->vocab());
   RETURN_IF_ERROR(here_->Ask(context_, kAnswerTokens).status());
-  // Where turns part the state stays; along one conversation newer ones would replace it.
+  // There the state stays; along one conversation newer ones would replace it.
   for (int i = 0; i < 2; ++i) {
     std::vector<TokenId> prompt = context_;
     const std::vector<TokenId> more = More(o_.append);
