@@ -20,6 +20,7 @@ except ImportError:
 
 import numpy as np
 
+import compare
 import data
 import eval as evaluation
 import experts
@@ -205,10 +206,31 @@ class Recipe(unittest.TestCase):
             model, saved = export.load(os.path.join(one, "latest.pt"))
             self.assertEqual(saved["step"], 40)
             tokenizer = train.Tokenizer(os.path.join(one, "vocabulary"))
-            right, asked = evaluation.accuracy(model, tokenizer, 256, 2)
+            loads = {}
+            right, asked = evaluation.accuracy(model, tokenizer, 256, 2, loads=loads)
+            self.assertEqual([len(tokens) for tokens in loads.values()], [SMALL.experts] * (SMALL.layers - 1))
             lost = evaluation.after_loss(model, tokenizer, 256, 1)
             self.assertTrue(0 <= right <= asked and asked > 0)
             self.assertEqual(sorted(lost), ["kda", "latents", "nothing", "other"])
+
+    def test_memory_is_counted_by_layer(self):
+        kda = 2 * 32 * (32 + 3 * 3)  # floats: a matrix a head, three rows of three filters
+        for full, fixed, each in (((4,), 3 * 4 * kda, 4 * 48), ((1, 2, 3, 4), 0, 4 * 4 * 48)):
+            model = models.Model(models.dataclasses.replace(SMALL, full=full))
+            self.assertEqual(compare.memory(model), (fixed, each))
+
+    def test_rotary_positions_tell_the_distance_alone(self):
+        torch.manual_seed(0)
+        q, k = (torch.randn(1, 1, 16, dtype=torch.float64) for _ in range(2))
+        product = lambda a, b: float((models.rotated(q, a) * models.rotated(k, b)).sum())
+        self.assertAlmostEqual(product(700, 641), product(59, 0), places=4)
+        self.assertNotAlmostEqual(product(700, 641), product(700, 640), places=4)
+        size = models.dataclasses.replace(SMALL, full=(1, 2, 3, 4), rotate=True)
+        model, tokens = uneven(models.Model(size)), torch.randint(0, size.vocab, (1, 100))
+        with torch.no_grad():
+            state, whole = {}, model(tokens, state={})[0]
+            parts = [model(part, state=state)[0] for part in (tokens[:, :37], tokens[:, 37:])]
+        self.assertLess(float((torch.cat(parts) - whole).abs().max()), 1e-4)
 
     def test_attention_over_blocks_is_causal_attention(self):
         torch.manual_seed(0)

@@ -56,13 +56,15 @@ def tool_dialogue(tokenizer, rng, length):
 
 
 @torch.no_grad()
-def accuracy(model, tokenizer, length, count, seed=1, make=whole, **how):
-    """(right, asked) over `count` dialogues."""
+def accuracy(model, tokenizer, length, count, seed=1, make=whole, loads=None, **how):
+    """(right, asked) over `count` dialogues. Adds to `loads`, {layer: tokens of each expert}."""
     rng = random.Random("%d.%d" % (seed, length))
     right = asked = 0
     for _ in range(count):
         ids, mine = make(tokenizer, rng, length, **how)
-        logits, _ = model(torch.tensor([ids[:-1]]), state={})
+        logits, seen = model(torch.tensor([ids[:-1]]), state={})
+        for layer, tokens in seen.loads.items() if loads is not None else ():
+            loads[layer] = loads.get(layer, 0) + tokens
         results = exact(logits, ids, turns_of(mine))
         right, asked = right + sum(results), asked + len(results)
     return right, asked
@@ -122,9 +124,10 @@ def main():
         export.as_published(model)
     tokenizer = Tokenizer(a.vocabulary)
     print(json.dumps({"step": saved["step"], "tokens": saved["tokens"]}))
+    loads = {}
     for length in a.lengths:
         count = max(2, a.dialogues * 2048 // max(length, 2048))
-        right, asked = accuracy(model, tokenizer, length, count)
+        right, asked = accuracy(model, tokenizer, length, count, loads=loads)
         row = {"length": length, "answers": asked, "accuracy": round(right / asked, 4)}
         if a.kinds:
             for kind in dialogues.TEXTS:
@@ -136,6 +139,8 @@ def main():
         print(json.dumps(row), flush=True)
     right, asked = accuracy(model, tokenizer, 512, a.dialogues, make=tool_dialogue)
     print(json.dumps({"tool turns": asked, "accuracy": round(right / asked, 4)}))
+    worst = {layer + 1: round(float(n.max() / n.float().mean()), 3) for layer, n in loads.items()}
+    print(json.dumps({"busiest expert over the mean, by layer": worst}))
 
 
 if __name__ == "__main__":

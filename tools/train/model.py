@@ -31,6 +31,7 @@ class Size:
     heads: int = 4
     nope: int = 32
     rope: int = 16
+    rotate: bool = False  # these, by position: for comparisons, the family has no positions here
     vdim: int = 32
     q_lora: int = 64
     kv_lora: int = 64
@@ -256,6 +257,15 @@ class Kda(nn.Module):
         return o.reshape(c.batch * c.time, self.z.kda_heads, 1, -1)
 
 
+def rotated(x, first):
+    """Rotary positions: x [R, T, d], its row t at position first + t."""
+    half = x.shape[-1] // 2
+    speed = 10000.0 ** (-torch.arange(half) / half)
+    angle = torch.arange(first, first + x.shape[1])[:, None] * speed
+    a, b = x.float().chunk(2, -1)
+    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1).to(x.dtype)
+
+
 class Mla(nn.Module):
     def __init__(self, z):
         super().__init__()
@@ -274,14 +284,15 @@ class Mla(nn.Module):
         qa, latent, extra, gate = parts.split([z.q_lora, z.kv_lora, z.rope, z.heads * z.vdim], -1)
         q = lin(rms(qa, LATENT_EPS), self.q_b_proj, self.q_a_layernorm)
         latent, extra = c.seq(rms(latent, LATENT_EPS)), c.seq(extra)
-        past = 0
+        old = None if c.state is None else c.state.get(("latent", i))
+        past = 0 if old is None else old[0].shape[1]
+        if z.rotate:
+            extra = rotated(extra, past)
         if c.state is None:
             kv = lin(latent, self.kv_b_proj, self.kv_a_layernorm)
         else:
             latent = latent * self.kv_a_layernorm.weight.to(latent.dtype)
-            old = c.state.get(("latent", i))
             if old is not None:
-                past = old[0].shape[1]
                 latent, extra = torch.cat([old[0], latent], 1), torch.cat([old[1], extra], 1)
             c.state["latent", i] = (latent, extra)
             kv = lin(latent, self.kv_b_proj)
@@ -291,6 +302,9 @@ class Mla(nn.Module):
         v = kv[..., z.nope :]
         q = heads(q, z.nope + z.rope)
         flat = lambda y: y.reshape(c.batch * z.heads, -1, y.shape[-1])
+        if z.rotate:
+            q = flat(q)
+            q = torch.cat([q[..., : z.nope], rotated(q[..., z.nope :], past)], -1)
         scale = (z.nope + z.rope) ** -0.5
         if c.state is None:
             o = Attention.apply(flat(q), flat(k), flat(v), scale)

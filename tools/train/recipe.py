@@ -12,6 +12,7 @@ class Stage:
     quantised: bool = False  # experts through MXFP4
     losing: float = 0.0  # share of the dialogues whose recurrent state is lost before an answer
     rate: tuple = (1.0, 1.0)  # of the peak learning rates, at the stage's start and end
+    memory: float = 0.8  # of the router bias: long in the end, so that it fits all texts and not the last few
     quiet: float = 0.02  # weight of the loss on what the model only reads: made-up names cannot be foretold
 
 
@@ -19,9 +20,15 @@ _LONG = {256: 0.1, 512: 0.2, 2048: 0.45, 8192: 0.25}
 STAGES = [
     Stage("copy", 1.8e6, {128: 0.2, 256: 0.8}, first=True, quiet=0.1),
     Stage("short", 9.2e6, {256: 0.5, 512: 0.5}, losing=0.08),
-    Stage("medium", 9e6, {256: 0.2, 512: 0.3, 2048: 0.5}, losing=0.08, rate=(0.7, 0.4)),
-    Stage("long", 8e6, _LONG, losing=0.08, rate=(0.4, 0.25)),
-    Stage("publish", 6e6, _LONG, losing=0.08, quantised=True, rate=(0.25, 0.02)),
+    Stage("medium", 8e6, {256: 0.2, 512: 0.3, 2048: 0.5}, losing=0.08, rate=(0.7, 0.4)),
+    Stage("long", 4.5e6, _LONG, losing=0.08, rate=(0.5, 0.4)),
+    Stage("publish", 3.5e6, _LONG, losing=0.08, quantised=True, rate=(0.4, 0.02), memory=0.97),
+]
+# Shorter, for comparing architectures: no state is lost (some have none), nothing is quantised.
+COMPARISON = [
+    Stage("copy", 1.8e6, {128: 0.2, 256: 0.8}, first=True, quiet=0.1),
+    Stage("short", 2e6, {256: 0.5, 512: 0.5}),
+    Stage("settle", 1.2e6, {256: 0.25, 512: 0.35, 2048: 0.4}, rate=(0.6, 0.02)),
 ]
 TOKENS_PER_STEP = 4096  # more where one sequence is longer
 MUON_RATE, ADAM_RATE, DECAY = 5e-3, 3e-3, 0.1  # peak learning rates; weight decay of matrices
@@ -29,7 +36,6 @@ WARM_UP = 100  # steps
 MERGES = 768
 QUIET_SHARE = 0.2  # of the tokens that the model only reads: they count in the loss
 CAPACITY = 2.0  # slots per expert, over its fair share
-BIAS_MEMORY = 0.8  # of the router bias
 
 
 def stage_at(tokens, stages=None):

@@ -120,7 +120,7 @@ class Trainer:
         rate = stage.rate[0] + (stage.rate[1] - stage.rate[0]) * progress
         if torch.isfinite(norm):
             self.optimiser.step(rate * min(1.0, (self.step + 1) / recipe.WARM_UP))
-        self.model.balance(seen, recipe.BIAS_MEMORY)
+        self.model.balance(seen, stage.memory)
         right = logits[: len(written)].argmax(-1) == target[written]
         load = max(float(n.max() / n.float().mean()) for n in seen.loads.values())
         return {
@@ -187,6 +187,8 @@ def main():
     p.add_argument(
         "--full", type=int, nargs="*", help="layers with full attention, from 1; for comparisons"
     )
+    p.add_argument("--rotate", action="store_true", help="rotary positions in full attention, to compare")
+    p.add_argument("--comparison", action="store_true", help="the shorter stages for comparing architectures")
     p.add_argument("--until-step", type=int, help="stop after this step; the stages go on another time")
     p.add_argument("--no-compile", action="store_true", help="start at once, run slower")
     a = p.parse_args()
@@ -197,8 +199,10 @@ def main():
         os.path.join(a.run, "pid") if os.path.isdir(a.run) else os.devnull, "w", encoding="utf-8"
     ) as f:
         f.write("%d\n" % os.getpid())
-    size = models.Size() if a.full is None else models.Size(full=tuple(a.full))
-    trainer = Trainer(a.run, a.seed, size=size)
+    size = models.Size(rotate=a.rotate)
+    if a.full is not None:
+        size.full = tuple(a.full)
+    trainer = Trainer(a.run, a.seed, recipe.COMPARISON if a.comparison else None, size=size)
     trainer.yielding = a.threads == 0
 
     def stop(*_):
