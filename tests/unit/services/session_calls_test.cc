@@ -363,6 +363,29 @@ TEST_F(SessionCallsTest, ALostLoaderEndsAResumeAndNotATurn) {
             "session c: 100 tokens, ended, position 0 at \"\" \n");
 }
 
+// A turn that names the session and is not appended waits for nobody: what it says is newer than the record
+// whose state is being loaded, also once it was pushed out of the table.
+TEST_F(SessionCallsTest, WhatIsSaidWhileAStateLoadsIsTheAnswer) {
+  for (const Kind kind : {Kind::kResume, Kind::kOpen}) {
+    for (const bool pushed_out : {false, true}) {
+      RouterOptions options = DefaultOptions();
+      options.sessions_max = 1;
+      Restart(options);
+      JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+      Call(kind, "s");
+      EXPECT_EQ(ReplyRecord(kDecode, 1, Record("s", 100, 64)), "2 <- Load 2 tokens=100\n");
+      Turn("s", 20, {1});  // its record is written under 3
+      if (pushed_out) Turn("t", 10, {1});
+      EXPECT_EQ(Reply(kDecode, 2, {},
+                      [](auto* reply) {
+                        reply->set_position(64);
+                        reply->set_tier("disk");
+                      }),
+                "session c: 21 tokens, ended, position 0 at \"\" \n");
+    }
+  }
+}
+
 TEST_F(SessionCallsTest, ForksShareTokensAndAskBeforeTheyReplace) {
   JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
   Turn("s", 10, {1});
