@@ -3,9 +3,11 @@
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
+#include <optional>
 #include <thread>
 
 #include "runtime/base/status.h"
+#include "runtime/text/utf8.h"
 
 namespace deltamesh {
 namespace {
@@ -30,7 +32,19 @@ grpc::Status Call(v1::Inference::Stub* stub, const std::string& name, const std:
 
 }  // namespace
 
+// The router takes names in UTF-8 only; a message that holds others cannot even be sent.
+bool ChatSession::IsText(const char* what, const std::string& name) const {
+  const std::optional<size_t> bad = FirstInvalidUtf8(name);
+  if (bad) {
+    *out_ << absl::StrFormat("(failed: %s: byte %d of the name is not UTF-8; use another)\n", what,
+                             *bad)
+          << std::flush;
+  }
+  return !bad;
+}
+
 bool ChatSession::Open() {
+  if (!IsText("--session", name_) || !IsText("--salt", salt_)) return false;
   v1::ResumeSessionResponse resumed;
   const grpc::Status status = Call<v1::ResumeSessionRequest>(
       stub_, name_, salt_, &v1::Inference::Stub::ResumeSession, &resumed, [](auto*) {});
@@ -121,6 +135,7 @@ void ChatSession::Suspend() {
 }
 
 void ChatSession::Fork(const std::string& to) {
+  if (!IsText("/fork", to)) return;
   v1::ForkSessionResponse forked;
   const grpc::Status status =
       Call<v1::ForkSessionRequest>(stub_, name_, salt_, &v1::Inference::Stub::ForkSession, &forked,

@@ -42,6 +42,7 @@ class ChatSession {
   void Suspend();
   void Fork(const std::string& to);
   void Failed(const grpc::Status& status) const;
+  bool IsText(const char* what, const std::string& name) const;  // false, and said
 
   v1::Inference::Stub* const stub_;
   const std::string name_, salt_;

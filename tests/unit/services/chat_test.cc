@@ -183,5 +183,32 @@ TEST(ChatOptionsTest, UnreachableRouterIsNamed) {
   EXPECT_THAT(out.str(), HasSubstr("no router answers at 127.0.0.1:1"));
 }
 
+// Nothing is sent of a name that protobuf would refuse in its own words.
+TEST_F(ChatTest, NamesThatAreNotUtf8AreRefusedHere) {
+  options.session = "trip";
+  Start();
+  Type("/fork caf\xe9\n/fork caf\xc3\xa9\n");
+  close(fds[1]);
+  EXPECT_EQ(Run(), 0);
+  EXPECT_THAT(out.str(),
+              HasSubstr("(failed: /fork: byte 3 of the name is not UTF-8; use another)"));
+  EXPECT_THAT(out.str(),
+              HasSubstr("session: \"trip\" is not known"));  // asked: the other name is text
+  out.str("");
+  options.session = "caf\xe9";
+  ASSERT_EQ(pipe(fds), 0);
+  close(fds[1]);
+  EXPECT_EQ(Run(), 1);
+  EXPECT_THAT(out.str(),
+              HasSubstr("(failed: --session: byte 3 of the name is not UTF-8; use another)"));
+  out.str("");
+  options.session = "trip";
+  options.salt = "\xff";
+  ASSERT_EQ(pipe(fds), 0);
+  close(fds[1]);
+  EXPECT_EQ(Run(), 1);
+  EXPECT_THAT(out.str(), HasSubstr("(failed: --salt: byte 0 of"));
+}
+
 }  // namespace
 }  // namespace deltamesh
