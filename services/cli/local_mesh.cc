@@ -2,8 +2,6 @@
 
 #include <unistd.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string_view>
@@ -24,13 +22,8 @@ constexpr std::string_view kGrpc = "grpc  ";  // before the router's address
 
 absl::StatusOr<std::unique_ptr<LocalMesh>> LocalMesh::Start(const LocalMeshOptions& o) {
   std::unique_ptr<LocalMesh> mesh(new LocalMesh);
-  std::error_code error;
-  std::string folder =
-      (std::filesystem::temp_directory_path(error) / "deltamesh-bench-XXXXXX").string();
-  if (error || mkdtemp(folder.data()) == nullptr) {
-    return Unavailable("%s: cannot be created; set TMPDIR to a folder that can be written", folder);
-  }
-  mesh->folder_ = folder;
+  ASSIGN_OR_RETURN(mesh->folder_, RunFolder::Create());
+  const std::string& folder = mesh->folder_->path();
   mesh->children_ = std::make_unique<Children>(folder);
   std::vector<std::string> args = {"serve",
                                    "--model=" + o.model,
@@ -57,8 +50,6 @@ absl::StatusOr<std::unique_ptr<LocalMesh>> LocalMesh::Start(const LocalMeshOptio
 
 LocalMesh::~LocalMesh() {
   if (children_) children_->StopAll(absl::Seconds(10));
-  std::error_code ignored;
-  if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
 }
 
 absl::Status LocalMesh::AwaitReady(absl::Duration longest, const std::function<bool()>& stop) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "services/cli/children.h"
+#include "services/cli/run_folder.h"
 
 namespace deltamesh {
 
@@ -43,7 +44,8 @@ class LocalMesh {
   absl::Status AwaitReady(absl::Duration longest, const std::function<bool()>& stop);
   std::string LastWords() const;
 
-  std::string folder_, router_;
+  std::unique_ptr<RunFolder> folder_;
+  std::string router_;
   std::unique_ptr<Children> children_;
 };
 

@@ -20,6 +20,7 @@
 #include "runtime/model/config.h"
 #include "services/cli/children.h"
 #include "services/cli/first_answer.h"
+#include "services/cli/run_folder.h"
 #include "services/cli/shipped_model.h"
 #include "services/common/address.h"
 #include "services/common/flags.h"
@@ -33,30 +34,37 @@ class RunDir {
  public:
   static absl::StatusOr<std::unique_ptr<RunDir>> Create(const ServeOptions& options) {
     std::string path = options.run_dir;
-    if (path.empty()) {
+    if (path.empty() && !options.keep_run_dir) {
+      ASSIGN_OR_RETURN(std::unique_ptr<RunFolder> own, RunFolder::Create());
+      path = own->path();
+      return std::unique_ptr<RunDir>(new RunDir(path, std::move(own)));
+    }
+    if (path.empty()) {  // one that stays
       std::error_code error;
       path = (std::filesystem::temp_directory_path(error) / "deltamesh-XXXXXX").string();
       if (error || mkdtemp(path.data()) == nullptr) {
         return Unavailable("%s: cannot be created; set TMPDIR to a folder that can be written",
                            path);
       }
-      return std::unique_ptr<RunDir>(new RunDir(path, options.keep_run_dir));
+      return std::unique_ptr<RunDir>(new RunDir(path, nullptr, /*keep=*/true));
     }
     std::error_code error;
     if (!std::filesystem::create_directories(path, error)) {
       return InvalidArgument("--run-dir: %s exists already or cannot be created", path);
     }
-    return std::unique_ptr<RunDir>(new RunDir(path, options.keep_run_dir));
+    return std::unique_ptr<RunDir>(new RunDir(path, nullptr, options.keep_run_dir));
   }
   ~RunDir() {
     std::error_code ignored;
-    if (!keep_) std::filesystem::remove_all(path_, ignored);
+    if (!keep_ && own_ == nullptr) std::filesystem::remove_all(path_, ignored);
   }
   const std::string& path() const { return path_; }
 
  private:
-  RunDir(std::string path, bool keep) : path_(std::move(path)), keep_(keep) {}
+  RunDir(std::string path, std::unique_ptr<RunFolder> own, bool keep = false)
+      : path_(std::move(path)), own_(std::move(own)), keep_(keep) {}
   const std::string path_;
+  const std::unique_ptr<RunFolder> own_;  // removes itself
   const bool keep_;
 };
 
