@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "CLI/CLI.hpp"
+#include "absl/synchronization/mutex.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/text/text_digest.h"
@@ -44,6 +45,13 @@ LinkServerEvents LinkEventsOf(RouterServer* router) {
   return events;
 }
 
+absl::StatusOr<StartGrpcEngine> GrpcEngineNamed(const std::string& library) {
+  if (library.empty()) return LeastGrpc();
+  if (library == "grpc") return &StartGrpcCore;
+  if (GrpcOverHttp2() != nullptr) return GrpcOverHttp2();
+  return InvalidArgument("--grpc-library: this build has no nghttp2; use grpc, or build with it");
+}
+
 // Everything a router process owns. Members are destroyed in reverse: the ports first, then what they
 // call.
 class RouterProcess {
@@ -76,6 +84,7 @@ class RouterProcess {
     grpc.listen = flags_.listen;
     grpc.health_names = {"deltamesh.v1.Inference", "deltamesh.router"};
     grpc.own_thread = false;
+    ASSIGN_OR_RETURN(grpc.engine, GrpcEngineNamed(flags_.grpc_library));
     ASSIGN_OR_RETURN(
         grpc_, GrpcServer::Start(grpc, {links_->service(), inference_.get(), operations_.get()}));
     router_->Start(
@@ -153,6 +162,7 @@ class RouterProcess {
         {"family", front_->model_info().family()},
         {"random_weights", front_->model_info().random_weights() ? "yes: answers are noise" : "no"},
         {"grpc", grpc_->address()},
+        {"grpc_library", flags_.grpc_library.empty() ? "default" : flags_.grpc_library},
         {"http", http_->address()},
         {"drain_seconds", absl::StrFormat("%g", flags_.drain_seconds)},
         {"flush_max", absl::FormatDuration(kFlushMax)},
@@ -236,6 +246,11 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
   option("--model-name", f->front.model_name, "as clients name it (default: the folder's name)");
   option("--name", f->core.name, "of this router, in logs and to workers");
   option("--listen", f->listen, "gRPC address (clients, workers, health, reflection)");
+  option(
+      "--grpc-library", f->grpc_library,
+      "that serves the gRPC port: nghttp2, or grpc, which takes compressed requests too and costs "
+      "twice the CPU seconds (default: nghttp2 where it was built in)")
+      ->check(CLI::IsMember({"nghttp2", "grpc"}));
   option("--http", f->http, "HTTP address (OpenAI endpoints, /healthz, /readyz, /metrics)");
   option("--digest", f->digest, "model digest workers must have (default: the first worker's)");
   const auto bound = [&option](const char* name, auto& value, const char* help) {
@@ -286,6 +301,8 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
 int RunRouter(RouterFlags flags) {
   const SignalWaiter signals;
   InitLog("router", ParseLogLevel(flags.log_level));
+  // The distribution's Abseil looks for cycles of locks at every lock, a few microseconds for each token.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   if (flags.parent != 0) DieWithParent(static_cast<pid_t>(flags.parent));
   const absl::Status status = Run(std::move(flags), signals);
   if (status.ok()) return 0;

@@ -47,7 +47,9 @@ class Inbox {
   std::deque<Event> ready_;
 };
 
-class LinkTest : public ::testing::Test {
+enum class LinkLibrary { kGrpc, kNghttp2 };
+
+class LinkTest : public ::testing::TestWithParam<LinkLibrary> {
  protected:
   void StartServer(const std::string& listen = "127.0.0.1:0") {
     links_ = std::make_unique<LinkServer>(
@@ -62,6 +64,7 @@ class LinkTest : public ::testing::Test {
                                    }});
     GrpcServerOptions server;
     server.listen = listen;
+    if (GetParam() == LinkLibrary::kNghttp2) server.engine = GrpcOverHttp2();
     auto started = GrpcServer::Start(server, {links_->service()});
     ASSERT_TRUE(started.ok()) << started.status();
     server_ = *std::move(started);
@@ -107,7 +110,7 @@ class LinkTest : public ::testing::Test {
   std::unique_ptr<LinkClient> client_;
 };
 
-TEST_F(LinkTest, CarriesMessagesInOrderBothWays) {
+TEST_P(LinkTest, CarriesMessagesInOrderBothWays) {
   StartServer();
   StartClient({server_->address()});
   const LinkId worker = at_worker_.Next().link;
@@ -123,7 +126,7 @@ TEST_F(LinkTest, CarriesMessagesInOrderBothWays) {
   }
 }
 
-TEST_F(LinkTest, ClosingDeliversWhatWasQueuedAndTheReason) {
+TEST_P(LinkTest, ClosingDeliversWhatWasQueuedAndTheReason) {
   StartServer();
   StartClient({server_->address()});
   const LinkId worker = at_worker_.Next().link;
@@ -143,7 +146,7 @@ TEST_F(LinkTest, ClosingDeliversWhatWasQueuedAndTheReason) {
   EXPECT_NE(again.link, worker);
 }
 
-TEST_F(LinkTest, WorkerDialsUntilTheRouterIsThereAndAgainAfterItDied) {
+TEST_P(LinkTest, WorkerDialsUntilTheRouterIsThereAndAgainAfterItDied) {
   StartServer();
   const std::string address = server_->address();
   StopServer();
@@ -159,7 +162,7 @@ TEST_F(LinkTest, WorkerDialsUntilTheRouterIsThereAndAgainAfterItDied) {
   EXPECT_EQ(at_worker_.Next().kind, 'o');
 }
 
-TEST_F(LinkTest, SeveralRouters) {
+TEST_P(LinkTest, SeveralRouters) {
   StartServer();
   auto first = std::move(server_);
   auto first_links = std::move(links_);
@@ -172,7 +175,7 @@ TEST_F(LinkTest, SeveralRouters) {
   first.reset();
 }
 
-TEST_F(LinkTest, FullInboxClosesTheLink) {
+TEST_P(LinkTest, FullInboxClosesTheLink) {
   StartServer();
   StartClient({server_->address()});
   const LinkId worker = at_worker_.Next().link;
@@ -185,7 +188,7 @@ TEST_F(LinkTest, FullInboxClosesTheLink) {
   accept_ = true;
 }
 
-TEST_F(LinkTest, FullQueueClosesTheLinkInsteadOfGrowing) {
+TEST_P(LinkTest, FullQueueClosesTheLinkInsteadOfGrowing) {
   options_.queue_max = 8;
   StartServer();
   StartClient({server_->address()});
@@ -199,7 +202,7 @@ TEST_F(LinkTest, FullQueueClosesTheLinkInsteadOfGrowing) {
   EXPECT_EQ(at_router_.Next().kind, 'c');
 }
 
-TEST_F(LinkTest, StopReportsEveryLinkClosed) {
+TEST_P(LinkTest, StopReportsEveryLinkClosed) {
   StartServer();
   StartClient({server_->address()});
   at_worker_.Next();
@@ -209,7 +212,7 @@ TEST_F(LinkTest, StopReportsEveryLinkClosed) {
   EXPECT_EQ(at_router_.Next().kind, 'c');
 }
 
-TEST_F(LinkTest, HealthFollowsServingAndPortsAreExclusive) {
+TEST_P(LinkTest, HealthFollowsServingAndPortsAreExclusive) {
   StartServer();
   auto stub = grpc::health::v1::Health::NewStub(
       grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()));
@@ -230,6 +233,16 @@ TEST_F(LinkTest, HealthFollowsServingAndPortsAreExclusive) {
   bad.listen = "nowhere";
   EXPECT_EQ(GrpcServer::Start(bad, {}).status().code(), absl::StatusCode::kInvalidArgument);
 }
+
+std::vector<LinkLibrary> Libraries() {
+  if (GrpcOverHttp2() == nullptr) return {LinkLibrary::kGrpc};  // built without
+  return {LinkLibrary::kGrpc, LinkLibrary::kNghttp2};
+}
+
+INSTANTIATE_TEST_SUITE_P(Libraries, LinkTest, ::testing::ValuesIn(Libraries()),
+                         [](const auto& info) {
+                           return info.param == LinkLibrary::kGrpc ? "Grpc" : "Nghttp2";
+                         });
 
 }  // namespace
 }  // namespace deltamesh

@@ -1,0 +1,203 @@
+#include "services/common/grpc_core_call.h"
+
+#include <grpcpp/impl/codegen/proto_utils.h>
+#include <grpcpp/support/proto_buffer_writer.h>
+
+#include "runtime/base/status.h"
+
+namespace deltamesh {
+namespace {
+
+grpc::ByteBuffer BytesOf(const google::protobuf::MessageLite& message) {
+  grpc::ByteBuffer bytes;
+  bool own = false;
+  const grpc::Status status =
+      grpc::GenericSerialize<grpc::ProtoBufferWriter, google::protobuf::MessageLite>(message,
+                                                                                     &bytes, &own);
+  CHECK(status.ok(), "a message of ours cannot be serialised: %s", status.error_message());
+  return bytes;
+}
+
+void HandOver(const grpc::ByteBuffer& bytes, GrpcCall::Events* events) {
+  std::vector<grpc::Slice> slices;
+  CHECK(bytes.Dump(&slices).ok(), "a message that arrived cannot be read");
+  const auto view = [](const grpc::Slice& slice) {
+    return std::string_view(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  };
+  if (slices.size() == 1) return events->OnMessage(view(slices[0]));
+  std::string all;
+  all.reserve(bytes.Length());
+  for (const grpc::Slice& slice : slices) all += view(slice);
+  events->OnMessage(all);
+}
+
+}  // namespace
+
+GrpcCoreCall::GrpcCoreCall()
+    : arrived_tag_(this, &GrpcCoreCall::OnArrived),
+      left_tag_(this, &GrpcCoreCall::OnLeft),
+      read_tag_(this, &GrpcCoreCall::OnRead),
+      write_tag_(this, &GrpcCoreCall::OnWritten),
+      finish_tag_(this, &GrpcCoreCall::OnFinished),
+      wire_(std::make_unique<Wire>()) {}
+
+void GrpcCoreCall::Await(grpc::AsyncGenericService* service, grpc::ServerCompletionQueue* queue,
+                         Arrived arrived) {
+  self_ = shared_from_this();
+  arrived_ = std::move(arrived);
+  absl::MutexLock lock(&mu_);
+  ++asked_;
+  wire_->context.AsyncNotifyWhenDone(&left_tag_);
+  service->RequestCall(&wire_->context, &wire_->stream, queue, queue, &arrived_tag_);
+}
+
+void GrpcCoreCall::OnArrived(bool ok) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (ok) {
+      ++asked_;  // of left_tag_, which comes back for calls that arrived
+      method_ = wire_->context.method();
+      peer_ = wire_->context.peer();
+      deadline_ = wire_->context.deadline();
+    } else {
+      over_ = true;
+    }
+  }
+  std::exchange(arrived_, nullptr)(ok);
+  Settle();
+}
+
+void GrpcCoreCall::Begin(std::shared_ptr<Events> events, std::function<void(GrpcCoreCall*)> done) {
+  events_ = std::move(events);
+  done_ = std::move(done);
+}
+
+void GrpcCoreCall::Close() {
+  absl::MutexLock lock(&mu_);
+  over_ = true;
+  queue_.clear();
+}
+
+void GrpcCoreCall::Open() {
+  absl::MutexLock lock(&mu_);
+  if (Ended() || writing_) return;
+  writing_ = true;
+  ++asked_;
+  wire_->stream.SendInitialMetadata(&write_tag_);
+}
+
+void GrpcCoreCall::Read() {
+  absl::MutexLock lock(&mu_);
+  if (over_ || finished_) return;
+  ++asked_;
+  wire_->stream.Read(&incoming_, &read_tag_);
+}
+
+GrpcCall::Written GrpcCoreCall::Write(const google::protobuf::MessageLite& message,
+                                      size_t unwritten_max) {
+  absl::MutexLock lock(&mu_);
+  if (Ended()) return Written::kOver;
+  if (queue_.size() >= unwritten_max) return Written::kFull;
+  queue_.push_back(BytesOf(message));
+  Pump();
+  return Written::kQueued;
+}
+
+void GrpcCoreCall::Finish(const grpc::Status& status, const Metadata& trailing) {
+  absl::MutexLock lock(&mu_);
+  if (Ended()) return;
+  ending_ = true;
+  status_ = status;
+  for (const auto& [name, value] : trailing) wire_->context.AddTrailingMetadata(name, value);
+  Pump();
+}
+
+void GrpcCoreCall::Abort(const grpc::Status& status) {
+  absl::MutexLock lock(&mu_);
+  if (Ended()) return;
+  ending_ = true;
+  status_ = status;
+  queue_.clear();
+  // A client that reads nothing would keep the write, and with it the call, for ever.
+  if (writing_) wire_->context.TryCancel();
+  Pump();
+}
+
+void GrpcCoreCall::Reply(const google::protobuf::MessageLite& message) {
+  absl::MutexLock lock(&mu_);
+  if (Ended()) return;
+  queue_.push_back(BytesOf(message));
+  ending_ = true;
+  Pump();
+}
+
+void GrpcCoreCall::Pump() {
+  if (writing_ || finished_ || over_) return;
+  if (!queue_.empty()) {
+    const grpc::ByteBuffer next = std::move(queue_.front());
+    queue_.pop_front();
+    ++asked_;
+    writing_ = true;
+    if (ending_ && queue_.empty()) {
+      finished_ = true;  // the last message and the end leave together
+      wire_->stream.WriteAndFinish(next, grpc::WriteOptions(), status_, &finish_tag_);
+    } else {
+      wire_->stream.Write(next, &write_tag_);
+    }
+  } else if (ending_) {
+    finished_ = true;
+    ++asked_;
+    wire_->stream.Finish(status_, &finish_tag_);
+  }
+}
+
+void GrpcCoreCall::OnRead(bool ok) {
+  grpc::ByteBuffer bytes;
+  bytes.Swap(&incoming_);
+  if (ok) {
+    HandOver(bytes, events_.get());
+  } else {
+    events_->OnMessagesEnd();
+  }
+  Settle();
+}
+
+void GrpcCoreCall::OnWritten(bool ok) {
+  {
+    absl::MutexLock lock(&mu_);
+    writing_ = false;
+    if (!ok) queue_.clear();
+    Pump();
+  }
+  Settle();
+}
+
+void GrpcCoreCall::OnFinished(bool) { Settle(); }
+
+void GrpcCoreCall::OnLeft(bool) {
+  bool cancelled = false;
+  {
+    absl::MutexLock lock(&mu_);
+    cancelled = wire_->context.IsCancelled();
+    over_ = true;
+    queue_.clear();
+  }
+  if (cancelled && events_ != nullptr) events_->OnCancelled();
+  Settle();
+}
+
+void GrpcCoreCall::Settle() {
+  std::unique_ptr<Wire> wire;
+  {
+    absl::MutexLock lock(&mu_);
+    if (--asked_ > 0) return;
+    CHECK(over_, "gRPC forgot a call");
+    wire = std::move(wire_);
+  }
+  const std::shared_ptr<GrpcCall> self = std::move(self_);
+  const std::shared_ptr<Events> events = std::move(events_);
+  if (events != nullptr) events->OnDone();
+  if (done_) std::exchange(done_, nullptr)(this);
+}
+
+}  // namespace deltamesh

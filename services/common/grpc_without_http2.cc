@@ -1,0 +1,7 @@
+#include "services/common/grpc_engine.h"
+
+namespace deltamesh {
+
+StartGrpcEngine GrpcOverHttp2() { return nullptr; }
+
+}  // namespace deltamesh
