@@ -214,22 +214,51 @@ Json ReplyWriter::ToolCalls(const std::vector<AnswerToolCall>& calls, bool with_
   return out;
 }
 
+namespace {
+
+Json Choice(Json content, const char* key, Json logprobs) {
+  Json c;
+  c["index"] = 0;
+  c[key] = std::move(content);
+  c["logprobs"] = std::move(logprobs);
+  c["finish_reason"] = nullptr;
+  return c;
+}
+
+}  // namespace
+
+std::string ReplyWriter::Frame::Around(const std::string& text) const {
+  return before + Dump(text) + after;
+}
+
+std::string ReplyWriter::TextChunk(const std::string& text) {
+  const auto whole = [this](std::string_view content) {
+    return options_.chat ? Dump(Chunk(Choice(Json{{"content", content}}, "delta", Json())))
+                         : Dump(Chunk(Choice(content, "text", Json())));
+  };
+  if (!text_frame_.known()) {
+    // Where two chunks begin to differ their texts begin.
+    const std::string a = whole("a"), b = whole("b");
+    const auto at =
+        static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin()).first - a.begin());
+    text_frame_ = {a.substr(0, at - 1), a.substr(at + 2)};  // without the quotes
+  }
+  return text_frame_.Around(text);
+}
+
 std::vector<std::string> ReplyWriter::Chunks(AnswerEvent event) {
   std::vector<std::string> out;
-  const auto choice = [](Json content, const char* key, Json logprobs) {
-    Json c;
-    c["index"] = 0;
-    c[key] = std::move(content);
-    c["logprobs"] = std::move(logprobs);
-    c["finish_reason"] = nullptr;
-    return c;
-  };
+  const auto& choice = Choice;
   if (options_.chat && !role_sent_) {
     role_sent_ = true;
     out.push_back(
         Dump(Chunk(choice(Json{{"role", "assistant"}, {"content", ""}}, "delta", Json()))));
   }
   if (options_.logprobs) logprobs_.Add(event);
+  if (!options_.logprobs && event.reasoning.empty() && event.tool_calls.empty()) {
+    if (!event.text.empty()) out.push_back(TextChunk(event.text));
+    return out;
+  }
   if (!options_.chat) {
     Json logprobs = logprobs_.Take();
     if (event.text.empty() && logprobs.is_null()) return out;

@@ -61,13 +61,23 @@ class ReplyWriter {
   std::string Whole(const AnswerEnd& end);
 
  private:
+  // Around the text of a chunk that says nothing else; made once, for it is the same for every token.
+  struct Frame {
+    std::string before, after;
+
+    bool known() const { return !before.empty(); }
+    std::string Around(const std::string& text) const;
+  };
+
   Json Head(const char* object) const;
+  std::string TextChunk(const std::string& text);
   Json Chunk(Json choice) const;
   static Json ToolCalls(const std::vector<AnswerToolCall>& calls, bool with_index);
 
   const Options options_;
   LogprobsWriter logprobs_;
   bool role_sent_ = false;
+  Frame text_frame_;
   AnswerEvent all_;
 };
 
