@@ -4,7 +4,7 @@
 //   changes  facts of workers applied to it, and its memory while they come and go
 //   request  CPU of a real router process for a streamed answer, in front of a stub worker: of a request that
 //            is alone, the strictest and the one the bar is for, and of one among several whose tokens
-//            arrive together, as a worker's steps bring them
+//            arrive together, as a worker's steps bring them; over gRPC, and over HTTP as most clients ask
 //   intake   the part of it until the first token
 //   idle     CPU of one with many registered workers and no request
 #pragma once
@@ -32,7 +32,8 @@ struct RouterBenchOptions {
   int64_t together = 8;  // requests at once
   int64_t idle_workers = 100;
   double idle_seconds = 5;
-  double token_gap_ms = 1;  // between two tokens of the stub worker
+  double token_gap_ms = 1;   // between two tokens of the stub worker
+  std::string grpc_library;  // the router's; empty: its default
   bool json = false;
 };
 void AddRouterBenchFlags(CLI::App* app, RouterBenchOptions* options);

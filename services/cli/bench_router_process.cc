@@ -15,6 +15,8 @@
 #include "runtime/base/status.h"
 #include "runtime/text/text_digest.h"
 #include "services/cli/bench_router.h"
+#include "services/cli/bench_router_http.h"
+#include "services/cli/bench_router_prompt.h"
 #include "services/cli/bench_rows.h"
 #include "services/cli/children.h"
 #include "services/cli/stub_workers.h"
@@ -39,12 +41,13 @@ class BenchedRouter {
   // Of all its threads, ended ones included.
   absl::StatusOr<double> CpuSeconds() const;
   const std::string& address() const { return address_; }
+  const std::string& http() const { return http_; }
 
  private:
   BenchedRouter() = default;
   absl::Status AwaitPorts();
 
-  std::string folder_, address_;
+  std::string folder_, address_, http_;
   std::unique_ptr<Children> children_;
   std::unique_ptr<StubWorkers> stubs_;
 };
@@ -56,9 +59,14 @@ absl::StatusOr<std::unique_ptr<BenchedRouter>> BenchedRouter::Start(const Router
   if (mkdtemp(folder.data()) == nullptr) return Unavailable("%s: cannot be created", folder);
   router->folder_ = folder;
   router->children_ = std::make_unique<Children>(folder);
-  RETURN_IF_ERROR(router->children_->Start(
-      "router", {"router", "--model=" + o.model, "--listen=127.0.0.1:0", "--http=127.0.0.1:0",
-                 "--ports-file=" + folder + "/ports", "--parent=" + std::to_string(getpid())}));
+  std::vector<std::string> args = {"router",
+                                   "--model=" + o.model,
+                                   "--listen=127.0.0.1:0",
+                                   "--http=127.0.0.1:0",
+                                   "--ports-file=" + folder + "/ports",
+                                   "--parent=" + std::to_string(getpid())};
+  if (!o.grpc_library.empty()) args.push_back("--grpc-library=" + o.grpc_library);
+  RETURN_IF_ERROR(router->children_->Start("router", std::move(args)));
   RETURN_IF_ERROR(router->AwaitPorts());
   ASSIGN_OR_RETURN(const std::string digest, TextDigest(o.model));
   router->stubs_ = std::make_unique<StubWorkers>(
@@ -86,8 +94,9 @@ absl::Status BenchedRouter::AwaitPorts() {
     std::ifstream ports(folder_ + "/ports");
     for (std::string line; std::getline(ports, line);) {
       if (line.starts_with("grpc=")) address_ = line.substr(5);
+      if (line.starts_with("http=")) http_ = line.substr(5);
     }
-    if (!address_.empty()) return absl::OkStatus();
+    if (!address_.empty() && !http_.empty()) return absl::OkStatus();
   }
   return DeadlineExceeded("the router was not up within %s", absl::FormatDuration(kReadyMax));
 }
@@ -140,7 +149,7 @@ v1::GenerateRequest RequestOf(int64_t answer_tokens) {
 v1::GenerateRequest TokenRequest(int64_t prompt_tokens, int64_t answer_tokens, int64_t i) {
   v1::GenerateRequest request = RequestOf(answer_tokens);
   for (int64_t t = 0; t < prompt_tokens; ++t) {
-    request.mutable_tokens()->add_ids(static_cast<int32_t>(64 + (t * 7 + i + 1) % 50));
+    request.mutable_tokens()->add_ids(BenchToken(t, i));
   }
   return request;
 }
@@ -209,6 +218,11 @@ absl::StatusOr<std::vector<RouterFigure>> MeasureRequests(const RouterBenchOptio
     return StreamTogether(stubs, TokenRequest(o.prompt_tokens, o.answer_tokens, i),
                           o.answer_tokens);
   };
+  const auto over_http = [&](int64_t answer_tokens) -> Ask {
+    return [&, answer_tokens](int64_t i) {
+      return StreamOverHttp(router->http(), o.prompt_tokens, answer_tokens, i);
+    };
+  };
   std::vector<RouterFigure> figures;
   const auto measure = [&](const char* name, double bar, int64_t count, const Ask& ask) {
     const absl::StatusOr<double> cost = MedianCost(*router, o.requests, count, ask);
@@ -217,9 +231,11 @@ absl::StatusOr<std::vector<RouterFigure>> MeasureRequests(const RouterBenchOptio
   };
   RETURN_IF_ERROR(measure("request_cpu_seconds", 0.05, 1, tokens(o.answer_tokens)));
   RETURN_IF_ERROR(measure("request_with_text_cpu_seconds", 0.05, 1, words(o.answer_tokens)));
+  RETURN_IF_ERROR(measure("request_over_http_cpu_seconds", 0.05, 1, over_http(o.answer_tokens)));
   RETURN_IF_ERROR(measure("request_among_others_cpu_seconds", 0.05, o.together, together));
   RETURN_IF_ERROR(measure("intake_cpu_seconds", 0, 1, tokens(1)));
   RETURN_IF_ERROR(measure("intake_of_text_cpu_seconds", 0, 1, words(1)));
+  RETURN_IF_ERROR(measure("intake_over_http_cpu_seconds", 0, 1, over_http(1)));
   return figures;
 }
 

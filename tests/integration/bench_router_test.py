@@ -27,8 +27,9 @@ class BenchRouterTest(unittest.TestCase):
         self.assertEqual(list(figures),
                          ["lookup_p99_us", "index_changes_per_second", "index_bytes_per_block",
                           "index_growth_under_churn", "request_cpu_seconds",
-                          "request_with_text_cpu_seconds", "request_among_others_cpu_seconds",
-                          "intake_cpu_seconds", "intake_of_text_cpu_seconds", "idle_cores"])
+                          "request_with_text_cpu_seconds", "request_over_http_cpu_seconds",
+                          "request_among_others_cpu_seconds", "intake_cpu_seconds",
+                          "intake_of_text_cpu_seconds", "intake_over_http_cpu_seconds", "idle_cores"])
         for name, figure in figures.items():
             self.assertTrue(math.isfinite(figure["value"]) and figure["value"] > 0, (name, figure))
             if name.startswith("intake"):   # a part of a request, without a bar of its own
@@ -40,7 +41,7 @@ class BenchRouterTest(unittest.TestCase):
     def test_table(self):
         done = bench()
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(len(done.stdout.splitlines()), 10, done.stdout)
+        self.assertEqual(len(done.stdout.splitlines()), 12, done.stdout)
 
     def test_dev_calls_it(self):
         """With stand-ins for the tools that would build it."""
