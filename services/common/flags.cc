@@ -10,6 +10,7 @@
 #include "CLI/CLI.hpp"
 #include "runtime/base/cpu_list.h"
 #include "runtime/base/status.h"
+#include "services/common/flag_range.h"
 
 namespace deltamesh {
 
@@ -34,7 +35,7 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
                   "name or address of this machine whose interface carries transfers when "
                   "--transport-listen is a wildcard (default: as listened)");
   app->add_option("--threads", f->threads, "threads of the step loop")
-      ->check(CLI::Range(1, 1024))
+      ->check(WholeIn(1, 1024, "threads"))
       ->capture_default_str();
   app->add_option("--cpus", f->cpus,
                   "CPUs that all threads of the process run on, 0-3,8; at least --threads of them "
@@ -42,7 +43,7 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
   app->add_option(
          "--spin-us", f->spin_us,
          "microseconds a thread that ran out of work looks for more before it sleeps; 0: none")
-      ->check(CLI::Range(0, 1000000))
+      ->check(WholeIn(0, 1000000, "microseconds"))
       ->capture_default_str();
   app->add_option("--weights", f->weights, "width of matrices: as stored, or 8bit")
       ->check(CLI::IsMember({"stored", "8bit"}))
@@ -59,11 +60,11 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
          "--packed-max-gib", f->packed_max_gib,
          "packed weights in that folder, in 2^30 bytes; when more are packed, those that nobody "
          "uses are removed, the least recently used first")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(NumberIn(0, 1e6, "GiB"))
       ->capture_default_str();
   app->add_option("--drain-seconds", f->drain_seconds,
                   "longest wait for running requests after SIGTERM")
-      ->check(CLI::NonNegativeNumber)
+      ->check(NumberIn(0, 1e9, "seconds"))
       ->capture_default_str();
   app->add_option("--ports-file", f->ports_file, "write the chosen ports here (default: nowhere)");
   app->add_option("--parent", f->parent, "end when this process dies")->group("");

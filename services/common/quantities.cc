@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "absl/strings/str_format.h"
+#include "runtime/base/status.h"
 
 namespace deltamesh {
 
@@ -27,6 +28,27 @@ std::string ReadableSeconds(double seconds) {
   if (seconds < 1) return absl::StrFormat("%.2f ms", seconds * 1e3);
   if (seconds < 3600) return absl::StrFormat("%.2f s", seconds);
   return absl::StrFormat("%.1f h", seconds / 3600);
+}
+
+std::string ReadableNumber(double value) {
+  constexpr double kExact = 1e15;  // every whole number below it is a double
+  if (std::abs(value) < kExact && value == std::floor(value)) {
+    return Grouped(static_cast<int64_t>(value));
+  }
+  return absl::StrFormat("%.6g", value);
+}
+
+std::string OutsideOf(double low, double high, const std::string& unit, double value) {
+  if (value >= low && value <= high) return "";
+  return absl::StrFormat("%s; use %s to %s %s",
+                         std::isnan(value) ? "is no number" : "is out of range",
+                         ReadableNumber(low), ReadableNumber(high), unit);
+}
+
+absl::Status CheckNumber(const NumberRange& range, double value) {
+  const std::string problem = OutsideOf(range.low, range.high, range.unit, value);
+  if (problem.empty()) return absl::OkStatus();
+  return InvalidArgument("%s: %s %s", range.name, ReadableNumber(value), problem);
 }
 
 }  // namespace deltamesh

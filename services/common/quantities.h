@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
+
 namespace deltamesh {
 
 // 1559965606912 as "1,559,965,606,912".
@@ -12,5 +14,18 @@ std::string Grouped(int64_t value);
 std::string DecimalBytes(double bytes);
 // "12 us", "3.40 ms", "1.25 s", "2.1 h".
 std::string ReadableSeconds(double seconds);
+// 1000000 as "1,000,000", 0.001 as "0.001".
+std::string ReadableNumber(double value);
+
+// What a number may be: from `low` to `high`, both included.
+struct NumberRange {
+  const char* name;  // of its flag, without dashes
+  double low, high;
+  const char* unit;  // "GB per second"
+};
+// INVALID_ARGUMENT with name, value and range for all else, NaN and infinity among it.
+absl::Status CheckNumber(const NumberRange& range, double value);
+// The same without the name: "is out of range; use 0 to 9 GB", or empty.
+std::string OutsideOf(double low, double high, const std::string& unit, double value);
 
 }  // namespace deltamesh
