@@ -4,42 +4,53 @@
 #include <cmath>
 
 #include "runtime/base/status.h"
+#include "services/plan/expert_load.h"
 
 namespace deltamesh {
 namespace {
 
-constexpr int64_t kTokensMax = 100'000'000'000;  // so that sums of their bytes stay below 2^63
+constexpr double kWorkersMax = 1e9;  // of a role; beyond it the question was a slip
 
-int64_t WorkersFor(double work, double per_worker) {
-  return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(work / per_worker - 1e-9)));
+absl::Status CheckTokens(const char* name, int64_t tokens, int64_t most) {
+  if (tokens >= 1 && tokens <= most) return absl::OkStatus();
+  return InvalidArgument("%s: %d is out of range; use 1 to %s tokens", name, tokens, Grouped(most));
 }
 
-absl::Status Check(const Traffic& t) {
-  if (t.input_tokens < 1 || t.output_tokens < 1 || t.input_tokens > kTokensMax ||
-      t.output_tokens > kTokensMax) {
-    return InvalidArgument("input-tokens %d and output-tokens %d: use 1 to %d for both",
-                           t.input_tokens, t.output_tokens, kTokensMax);
-  }
-  if (t.uncached_tokens < 1 || t.uncached_tokens > t.input_tokens) {
-    return InvalidArgument("uncached-tokens: %d; use 1 to input-tokens, %d", t.uncached_tokens,
-                           t.input_tokens);
-  }
-  if (!(t.prefill_tokens_per_second > 0) || !(t.decode_tokens_per_second > 0) ||
-      !(t.stream_tokens_per_second > 0)) {
-    return InvalidArgument(
-        "prefill-rate %g, decode-rate %g, stream-rate %g: each must be positive; `deltamesh bench` "
-        "measures them",
-        t.prefill_tokens_per_second, t.decode_tokens_per_second, t.stream_tokens_per_second);
-  }
-  if (!(t.utilisation > 0 && t.utilisation <= 1)) {
-    return InvalidArgument("utilisation: %g; use a share above 0, at most 1", t.utilisation);
-  }
-  return absl::OkStatus();
+absl::Status CheckCount(const char* role, const Needed& needed) {
+  const Limit& most = needed.largest();
+  if (most.workers <= kWorkersMax) return absl::OkStatus();
+  return InvalidArgument(
+      "requests: would take %g %s workers by %s, more than %s; ask for fewer requests, shorter "
+      "ones, "
+      "or faster workers",
+      most.workers, role, most.name, ReadableNumber(kWorkersMax));
+}
+
+Needed Routers(const PlannedTraffic& t, const RouterCost& cost, double in_mesh, double cpu) {
+  Needed needed;
+  needed.limits = {{"compute", t.requests_per_second * cpu / t.utilisation},
+                   {"requests", in_mesh / static_cast<double>(cost.live_requests)}};
+  return needed;
 }
 
 }  // namespace
 
-int64_t Needed::count() const { return std::max({by_compute, by_memory, by_link}); }
+int64_t Needed::Whole(const Limit& limit) {
+  return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(limit.workers - 1e-9)));
+}
+
+int64_t Needed::by(const std::string& name) const {
+  for (const Limit& limit : limits) {
+    if (limit.name == name) return Whole(limit);
+  }
+  return 0;
+}
+
+const Limit& Needed::largest() const {
+  CHECK(!limits.empty());
+  return *std::max_element(limits.begin(), limits.end(),
+                           [](const Limit& a, const Limit& b) { return a.workers < b.workers; });
+}
 
 double MemoryForSequences(const ModelShape& shape, const WorkerMachine& machine) {
   const int64_t elsewhere = machine.expert_shards > 0 ? shape.expert_bytes : 0;
@@ -59,11 +70,51 @@ double HandoffSeconds(const SequenceSizes& sizes, const WorkerMachine& machine,
   return machine.link_seconds + bytes / machine.link_bytes_per_second;
 }
 
+absl::Status CheckMachine(const WorkerMachine& m) {
+  RETURN_IF_ERROR(CheckNumber(kMemoryRange, m.memory_bytes / 1e9));
+  RETURN_IF_ERROR(CheckNumber(kLinkRange, m.link_bytes_per_second / 1e9));
+  RETURN_IF_ERROR(CheckNumber(kExpertFlopsRange, m.expert_flops_per_second / 1e12));
+  RETURN_IF_ERROR(CheckNumber(kExpertReadRange, m.expert_read_bytes_per_second / 1e9));
+  if (m.expert_shards < 0 || m.expert_shards > kPlanShardsMax) {
+    return InvalidArgument("expert-shards: %d is out of range; use 0 to %s shards", m.expert_shards,
+                           Grouped(kPlanShardsMax));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTraffic(const PlannedTraffic& t, const RouterCost& r) {
+  RETURN_IF_ERROR(CheckNumber(kRequestsRange, t.requests_per_second));
+  if (t.requests_per_second == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckTokens("input-tokens", t.input_tokens, kPlanTokensMax));
+  RETURN_IF_ERROR(CheckTokens("output-tokens", t.output_tokens, kPlanTokensMax));
+  RETURN_IF_ERROR(CheckTokens("uncached-tokens", t.uncached_tokens, t.input_tokens));
+  RETURN_IF_ERROR(CheckTokens("step-tokens", t.step_tokens, kPlanTokensMax));
+  for (const auto& [range, rate] : {std::pair(kPrefillRange, t.prefill_tokens_per_second),
+                                    std::pair(kDecodeRange, t.decode_tokens_per_second),
+                                    std::pair(kStreamRange, t.stream_tokens_per_second)}) {
+    if (rate == 0) {
+      return InvalidArgument("%s: is missing; `deltamesh bench` measures it", range.name);
+    }
+    RETURN_IF_ERROR(CheckNumber(range, rate));
+  }
+  RETURN_IF_ERROR(CheckNumber(kUtilisationRange, t.utilisation));
+  RETURN_IF_ERROR(CheckNumber(kRouterRequestRange, r.request_seconds * 1e3));
+  RETURN_IF_ERROR(CheckNumber(kRouterPromptRange, r.prompt_token_seconds * 1e6));
+  RETURN_IF_ERROR(CheckNumber(kRouterAnswerRange, r.answer_token_seconds * 1e6));
+  if (r.live_requests < 1 || r.live_requests > kRouterLiveMax) {
+    return InvalidArgument("router-live-requests: %d is out of range; use 1 to %s requests",
+                           r.live_requests, Grouped(kRouterLiveMax));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Fleet> PlanFleet(const ModelShape& shape, const SequenceSizes& sizes,
-                                const WorkerMachine& machine, const Traffic& t) {
-  RETURN_IF_ERROR(Check(t));
+                                const WorkerMachine& machine, const PlannedTraffic& t,
+                                const RouterCost& router) {
+  RETURN_IF_ERROR(CheckMachine(machine));
+  RETURN_IF_ERROR(CheckTraffic(t, router));
   const int64_t longest = t.input_tokens + t.output_tokens;
-  const int64_t sessions = SessionsPerWorker(shape, sizes, machine, longest);
+  const auto sessions = static_cast<double>(SessionsPerWorker(shape, sizes, machine, longest));
   if (sessions == 0) {
     return ResourceExhausted(
         "memory: %.0f bytes less the weights hold no sequence of %d tokens; give a worker more "
@@ -71,25 +122,34 @@ absl::StatusOr<Fleet> PlanFleet(const ModelShape& shape, const SequenceSizes& si
         machine.memory_bytes, longest);
   }
   const double rate = t.requests_per_second, busy = t.utilisation;
+  const double computed = rate * static_cast<double>(t.uncached_tokens);
+  const double generated = rate * static_cast<double>(t.output_tokens);
   Fleet fleet;
   // Little's law: those in the house are the arrivals times the stay.
-  fleet.resident_sequences =
-      rate * static_cast<double>(t.output_tokens) / t.stream_tokens_per_second;
+  fleet.resident_sequences = generated / t.stream_tokens_per_second;
+  const double waiting = computed / t.prefill_tokens_per_second;  // prompts in work, the same way
+  // A hand-off passes one link of either role; rows of experts go out and come back.
   const double moved = rate * (sizes.snapshot() + sizes.latents(t.uncached_tokens));
-  const int64_t links = WorkersFor(moved, machine.link_bytes_per_second * busy);
-  const double computed = rate * static_cast<double>(t.uncached_tokens);
-  const double waiting = computed / t.prefill_tokens_per_second;  // prompts in work, as above
-  fleet.prefill = {.by_compute = WorkersFor(computed, t.prefill_tokens_per_second * busy),
-                   .by_memory = WorkersFor(waiting, static_cast<double>(sessions)),
-                   .by_link = links};
-  fleet.decode = {.by_compute = WorkersFor(rate * static_cast<double>(t.output_tokens),
-                                           t.decode_tokens_per_second * busy),
-                  .by_memory = WorkersFor(fleet.resident_sequences, static_cast<double>(sessions)),
-                  .by_link = links};
+  const double rows = machine.expert_shards > 0 ? ExpertRowBytesPerToken(shape) : 0;
+  const double link = machine.link_bytes_per_second * busy;
+  fleet.prefill.limits = {{"compute", computed / (t.prefill_tokens_per_second * busy)},
+                          {"memory", waiting / sessions},
+                          {"link", (moved + computed * rows) / link}};
+  fleet.decode.limits = {{"compute", generated / (t.decode_tokens_per_second * busy)},
+                         {"memory", fleet.resident_sequences / sessions},
+                         {"link", (moved + generated * rows) / link}};
+  fleet.router_cpu_per_request = router.request_seconds +
+                                 router.prompt_token_seconds * static_cast<double>(t.input_tokens) +
+                                 router.answer_token_seconds * static_cast<double>(t.output_tokens);
+  fleet.router =
+      Routers(t, router, fleet.resident_sequences + waiting, fleet.router_cpu_per_request);
+  RETURN_IF_ERROR(CheckCount("prefill", fleet.prefill));
+  RETURN_IF_ERROR(CheckCount("decode", fleet.decode));
+  RETURN_IF_ERROR(CheckCount("router", fleet.router));
   if (machine.expert_shards > 0) {
-    fleet.expert_shards = std::max(
-        machine.expert_shards,
-        WorkersFor(static_cast<double>(shape.expert_bytes), std::max(machine.memory_bytes, 1.0)));
+    RETURN_IF_ERROR(PlanExperts(shape, machine, t, &fleet));
+    RETURN_IF_ERROR(CheckCount("expert", fleet.expert));
+    fleet.experts.copies = (fleet.expert.count() + shape.experts - 1) / shape.experts;
   }
   return fleet;
 }

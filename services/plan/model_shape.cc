@@ -39,6 +39,8 @@ ModelShape ShapeOf(const ModelConfig& c, const StorageForms& forms, bool fp8) {
   shape.context_tokens = c.context_tokens;
   shape.moe_layers = c.CountFfn(FfnKind::kMoe);
   shape.experts = c.experts;
+  shape.top_k = c.top_k;
+  shape.expert_width = c.expert_width();
   for (const ExpectedTensor& tensor : TensorPlan(c, forms)) {
     shape.parameters += tensor.parameters;
     int64_t bytes = tensor.bytes();
@@ -49,7 +51,12 @@ ModelShape ShapeOf(const ModelConfig& c, const StorageForms& forms, bool fp8) {
     } else {
       shape.weight_bytes[std::string(DTypeName(tensor.dtype))] += bytes;
     }
-    if (tensor.name.find(".experts.") != std::string::npos) shape.expert_bytes += bytes;
+    if (tensor.name.find(".experts.") != std::string::npos) {
+      shape.expert_bytes += bytes;
+      shape.expert_parameters += tensor.parameters;
+    } else if (c.tied_embeddings || tensor.name.find("embed_tokens") == std::string::npos) {
+      shape.dense_parameters += tensor.parameters;
+    }
   }
   return shape;
 }
@@ -76,6 +83,7 @@ absl::StatusOr<ModelShape> ReadAllMla(const json& parsed, const std::string& whe
   const int64_t every = t.IntOr("moe_layer_freq", 1, 1, 512);
   if (c.experts > 0) {
     c.moe_inter = t.Int("moe_intermediate_size", 1, int64_t{1} << 18);
+    c.top_k = t.Int("num_experts_per_tok", 1, c.experts);
     c.shared_experts = t.IntOr("n_shared_experts", 0, 0, 64);
   }
   RETURN_IF_ERROR(t.status());

@@ -21,8 +21,12 @@ struct ModelShape {
   int64_t parameters = 0;                       // of the text model
   std::map<std::string, int64_t> weight_bytes;  // as stored, by element type
   int64_t expert_bytes = 0;                     // of them, routed experts: what expert shards hold
+  int64_t expert_parameters = 0;                // of routed experts
+  int64_t dense_parameters = 0;                 // that every token is multiplied with
   int64_t moe_layers = 0;
-  int64_t experts = 0;  // per MoE layer
+  int64_t experts = 0;       // per MoE layer
+  int64_t top_k = 0;         // of them, for a token
+  int64_t expert_width = 0;  // values of a row that goes to them
 
   int64_t layers() const { return layout.kda_layers + layout.mla_layers; }
   int64_t total_weight_bytes() const;

@@ -13,29 +13,36 @@ using nlohmann::ordered_json;
 
 int64_t Whole(double bytes) { return std::llround(bytes); }
 
-// So that sums of their bytes stay below 2^63.
-constexpr int64_t kTokensMax = 100'000'000'000;
+constexpr double kBytesMax = 9e18;  // below 2^63: bytes are told as whole numbers
 
-bool InRange(int64_t tokens) { return tokens >= 1 && tokens <= kTokensMax; }
+absl::Status CheckWhole(const char* name, int64_t value, int64_t least, int64_t most,
+                        const char* unit) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return InvalidArgument("%s: %d is out of range; use %d to %s %s", name, value, least,
+                         Grouped(most), unit);
+}
 
 absl::Status Check(const PlanQuestions& q) {
   for (const int64_t tokens : q.lengths) {
-    if (!InRange(tokens)) {
-      return InvalidArgument("lengths: %d tokens; use 1 to %d", tokens, kTokensMax);
-    }
+    RETURN_IF_ERROR(CheckWhole("lengths", tokens, 1, kPlanTokensMax, "tokens"));
   }
-  if (!InRange(q.variants.tokens) || !InRange(q.variants.groups) || !InRange(q.variants.window)) {
-    return InvalidArgument("compare-tokens %d, kv-heads %d, window %d: use 1 to %d",
-                           q.variants.tokens, q.variants.groups, q.variants.window, kTokensMax);
-  }
-  if (q.append_tokens < 0 || q.append_tokens > kTokensMax) {
-    return InvalidArgument("append-tokens: %d; use 0 to %d", q.append_tokens, kTokensMax);
-  }
-  if (!(q.machine.link_bytes_per_second > 0)) {
-    return InvalidArgument("link: %g bytes per second; use more than 0",
-                           q.machine.link_bytes_per_second);
+  const VariantOptions& v = q.variants;
+  RETURN_IF_ERROR(CheckWhole("compare-tokens", v.tokens, 1, kPlanTokensMax, "tokens"));
+  RETURN_IF_ERROR(CheckWhole("window", v.window, 1, kPlanTokensMax, "tokens"));
+  RETURN_IF_ERROR(CheckWhole("kv-heads", v.groups, 1, kKvHeadsMax, "heads"));
+  RETURN_IF_ERROR(CheckWhole("append-tokens", q.append_tokens, 0, kPlanTokensMax, "tokens"));
+  RETURN_IF_ERROR(CheckMachine(q.machine));
+  RETURN_IF_ERROR(CheckTraffic(q.traffic, q.router));
+  if (q.traffic.requests_per_second > 0 && q.machine.memory_bytes == 0) {
+    return InvalidArgument("memory: is missing; workers for a traffic depend on it");
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckBytes(const char* name, int64_t tokens, double bytes) {
+  if (bytes <= kBytesMax) return absl::OkStatus();
+  return InvalidArgument("%s: %s tokens take %.3g bytes, more than %.0g; use fewer", name,
+                         Grouped(tokens), bytes, kBytesMax);
 }
 
 ordered_json ModelPart(const ModelShape& shape) {
@@ -75,10 +82,31 @@ ordered_json LengthRow(const ModelShape& shape, const SequenceSizes& s, const Pl
 }
 
 ordered_json NeededPart(const Needed& needed) {
-  return {{"workers", needed.count()},
-          {"by_compute", needed.by_compute},
-          {"by_memory", needed.by_memory},
-          {"by_link", needed.by_link}};
+  ordered_json part = {{"workers", needed.count()}, {"decided_by", needed.largest().name}};
+  for (const Limit& limit : needed.limits) part["by_" + limit.name] = Needed::Whole(limit);
+  return part;
+}
+
+ordered_json ExpertPart(const Fleet& fleet) {
+  ordered_json part = NeededPart(fleet.expert);
+  const ExpertLoad& e = fleet.experts;
+  part.update({{"copies", e.copies},
+               {"flops_per_token", e.flops_per_token},
+               {"row_bytes_per_token", Whole(e.row_bytes_per_token)},
+               {"read_bytes_per_second", e.read_bytes_per_second},
+               {"worker_flops_per_second", e.flops_per_second},
+               {"worker_read_bytes_per_second", e.reads_per_second}});
+  return part;
+}
+
+ordered_json FleetPart(const Fleet& fleet) {
+  ordered_json part = {{"resident_sequences", fleet.resident_sequences},
+                       {"prefill", NeededPart(fleet.prefill)},
+                       {"decode", NeededPart(fleet.decode)}};
+  if (!fleet.expert.limits.empty()) part["expert"] = ExpertPart(fleet);
+  part["router"] = NeededPart(fleet.router);
+  part["router"]["cpu_seconds_per_request"] = fleet.router_cpu_per_request;
+  return part;
 }
 
 void PrintModel(const ordered_json& model, std::ostream& out) {
@@ -132,17 +160,45 @@ void PrintVariants(const ordered_json& variants, std::ostream& out) {
   }
 }
 
+// "prefill       8   by compute (compute 8, memory 1, link 2)"
+void PrintNeeded(const char* role, const ordered_json& n, std::ostream& out) {
+  std::string limits;
+  for (const auto& [key, value] : n.items()) {
+    if (!key.starts_with("by_")) continue;
+    limits += absl::StrFormat("%s%s %s", limits.empty() ? "" : ", ", key.substr(3),
+                              Grouped(value.get<int64_t>()));
+  }
+  out << absl::StrFormat("%-8s %13s   by %s (%s)\n", role, Grouped(n["workers"].get<int64_t>()),
+                         n["decided_by"].get<std::string>(), limits);
+}
+
 void PrintFleet(const ordered_json& fleet, std::ostream& out) {
   out << absl::StrFormat("\nworkers for the traffic (%.1f sequences at once)\n",
                          fleet["resident_sequences"].get<double>());
-  for (const char* role : {"prefill", "decode"}) {
-    const ordered_json& n = fleet[role];
+  PrintNeeded("prefill", fleet["prefill"], out);
+  PrintNeeded("decode", fleet["decode"], out);
+  if (const auto expert = fleet.find("expert"); expert == fleet.end()) {
+    out << absl::StrFormat("%-8s %13s   every worker holds them\n", "expert", "0");
+  } else {
+    PrintNeeded("expert", *expert, out);
+    const auto rate = [&](const char* key) { return (*expert)[key].get<double>(); };
     out << absl::StrFormat(
-        "%-8s %6s   by compute %s, memory %s, link %s\n", role,
-        Grouped(n["workers"].get<int64_t>()), Grouped(n["by_compute"].get<int64_t>()),
-        Grouped(n["by_memory"].get<int64_t>()), Grouped(n["by_link"].get<int64_t>()));
+        "%24s a token: %.3g GFLOP, %s of rows each way; %s of weights read a second\n", "",
+        rate("flops_per_token") / 1e9, DecimalBytes(rate("row_bytes_per_token")),
+        DecimalBytes(rate("read_bytes_per_second")));
+    out << absl::StrFormat("%24s a worker: %.3g TFLOP and %s a second\n", "",
+                           rate("worker_flops_per_second") / 1e12,
+                           DecimalBytes(rate("worker_read_bytes_per_second")));
+    const int64_t copies = (*expert)["copies"].get<int64_t>();
+    if (copies > 1) {
+      out << absl::StrFormat("%24s more than there are experts: up to %s copies of each\n", "",
+                             Grouped(copies));
+    }
   }
-  out << absl::StrFormat("%-8s %6s\n", "expert", Grouped(fleet["expert_shards"].get<int64_t>()));
+  const ordered_json& router = fleet["router"];
+  PrintNeeded("router", router, out);
+  out << absl::StrFormat("%24s a request: %s of CPU\n", "",
+                         ReadableSeconds(router["cpu_seconds_per_request"].get<double>()));
 }
 
 }  // namespace
@@ -152,11 +208,15 @@ absl::StatusOr<ordered_json> PlanDocument(const ModelShape& shape, const PlanQue
   const SequenceSizes sizes = SizesOf(shape, q.widths);
   ordered_json document = {{"model", ModelPart(shape)}, {"sequence", SequencePart(sizes)}};
   ordered_json lengths = ordered_json::array();
-  for (const int64_t tokens : q.lengths) lengths.push_back(LengthRow(shape, sizes, q, tokens));
+  for (const int64_t tokens : q.lengths) {
+    RETURN_IF_ERROR(CheckBytes("lengths", tokens, sizes.resting(tokens)));
+    lengths.push_back(LengthRow(shape, sizes, q, tokens));
+  }
   document["lengths"] = std::move(lengths);
   ordered_json rows = ordered_json::array();
   const std::vector<CacheVariant> variants = CompareCaches(shape, q.widths, q.variants);
   for (const CacheVariant& v : variants) {
+    RETURN_IF_ERROR(CheckBytes("compare-tokens", q.variants.tokens, v.bytes));
     rows.push_back({{"name", v.name},
                     {"how", v.how},
                     {"per_token", Whole(v.per_token)},
@@ -174,14 +234,8 @@ absl::StatusOr<ordered_json> PlanDocument(const ModelShape& shape, const PlanQue
                           {"expert_shards", q.machine.expert_shards}};
   }
   if (q.traffic.requests_per_second > 0) {
-    if (q.machine.memory_bytes <= 0) {
-      return InvalidArgument("memory: is missing; workers for a traffic depend on it");
-    }
-    ASSIGN_OR_RETURN(const Fleet fleet, PlanFleet(shape, sizes, q.machine, q.traffic));
-    document["fleet"] = {{"resident_sequences", fleet.resident_sequences},
-                         {"prefill", NeededPart(fleet.prefill)},
-                         {"decode", NeededPart(fleet.decode)},
-                         {"expert_shards", fleet.expert_shards}};
+    ASSIGN_OR_RETURN(const Fleet fleet, PlanFleet(shape, sizes, q.machine, q.traffic, q.router));
+    document["fleet"] = FleetPart(fleet);
   }
   return document;
 }

@@ -2,11 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <fstream>
 #include <limits>
+#include <random>
 #include <sstream>
 
 #include "runtime/base/status.h"
+#include "services/plan/expert_load.h"
 #include "services/plan/fleet.h"
 #include "services/plan/measured_rates.h"
 #include "services/plan/model_shape.h"
@@ -139,29 +143,42 @@ TEST(Fleet, ByHand) {
   EXPECT_NEAR(HandoffSeconds(sizes, machine, 0), 0.001 + 449372160 / 50e9, 1e-12);
   EXPECT_NEAR(HandoffSeconds(sizes, machine, 65), 0.001 + (449372160 + 2 * 64 * 27648) / 50e9,
               1e-12);
-  Traffic traffic = {.requests_per_second = 10,
-                     .input_tokens = 100000,
-                     .uncached_tokens = 4000,
-                     .output_tokens = 500,
-                     .prefill_tokens_per_second = 10000,
-                     .decode_tokens_per_second = 1000,
-                     .stream_tokens_per_second = 50,
-                     .utilisation = 0.5};
-  const absl::StatusOr<Fleet> fleet = PlanFleet(shape, sizes, machine, traffic);
+  PlannedTraffic traffic = {.requests_per_second = 10,
+                            .input_tokens = 100000,
+                            .uncached_tokens = 4000,
+                            .output_tokens = 500,
+                            .prefill_tokens_per_second = 10000,
+                            .decode_tokens_per_second = 1000,
+                            .stream_tokens_per_second = 50,
+                            .utilisation = 0.5};
+  const absl::StatusOr<Fleet> fleet = PlanFleet(shape, sizes, machine, traffic, {});
   ASSERT_TRUE(fleet.ok()) << fleet.status();
   EXPECT_EQ(fleet->resident_sequences, 100);
-  EXPECT_EQ(fleet->prefill.count(), 8);     // 40,000 tokens/s, 5,000 each
-  EXPECT_EQ(fleet->decode.by_compute, 10);  // 5,000 tokens/s, 500 each
-  EXPECT_EQ(fleet->decode.by_link, 1);
-  EXPECT_EQ(fleet->decode.by_memory, 4);  // 100 sequences of 100,500 tokens, 30 a worker
+  EXPECT_EQ(fleet->prefill.by("compute"), 8);  // 40,000 tokens/s, 5,000 each
+  EXPECT_EQ(fleet->decode.by("compute"), 10);  // 5,000 tokens/s, 500 each
+  EXPECT_EQ(fleet->decode.by("memory"), 4);    // 100 sequences of 100,500 tokens, 30 a worker
+  // Float rows of 3,584 values to 16 experts of 92 layers, beside the state.
+  const double row = 92.0 * 16 * 3584 * 4, state = 10 * (449372160 + 63 * 64 * 27648.0);
+  EXPECT_EQ(fleet->prefill.by("link"), std::ceil((state + 40000 * row) / 25e9));
+  EXPECT_EQ(fleet->decode.by("link"), std::ceil((state + 5000 * row) / 25e9));
+  EXPECT_EQ(fleet->prefill.largest().name, "link");
+  EXPECT_EQ(fleet->decode.largest().name, "compute");
+  WorkerMachine whole = machine;
+  whole.expert_shards = 0;
+  whole.memory_bytes += static_cast<double>(shape.expert_bytes);
+  const absl::StatusOr<Fleet> alone = PlanFleet(shape, sizes, whole, traffic, {});
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ(alone->prefill.count(), 8);
+  EXPECT_EQ(alone->decode.by("link"), 1);
+  EXPECT_TRUE(alone->expert.limits.empty());
   traffic.uncached_tokens = 100001;
-  EXPECT_THAT(MessageOf(PlanFleet(shape, sizes, machine, traffic).status()),
+  EXPECT_THAT(MessageOf(PlanFleet(shape, sizes, machine, traffic, {}).status()),
               HasSubstr("uncached-tokens"));
   traffic.uncached_tokens = 1;
-  const auto refuses = [&](const Traffic& t, const char* name) {
-    EXPECT_THAT(MessageOf(PlanFleet(shape, sizes, machine, t).status()), HasSubstr(name));
+  const auto refuses = [&](const PlannedTraffic& t, const char* name) {
+    EXPECT_THAT(MessageOf(PlanFleet(shape, sizes, machine, t, {}).status()), HasSubstr(name));
   };
-  Traffic odd = traffic;
+  PlannedTraffic odd = traffic;
   odd.utilisation = std::numeric_limits<double>::quiet_NaN();
   refuses(odd, "utilisation");
   odd = traffic;
@@ -174,7 +191,185 @@ TEST(Fleet, ByHand) {
   questions.lengths = {std::numeric_limits<int64_t>::max()};
   EXPECT_THAT(MessageOf(PlanDocument(shape, questions).status()), HasSubstr("lengths"));
   machine.memory_bytes = 1e9;
-  EXPECT_TRUE(absl::IsResourceExhausted(PlanFleet(shape, sizes, machine, traffic).status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(PlanFleet(shape, sizes, machine, traffic, {}).status()));
+}
+
+// K3 on shards, small enough to follow.
+struct Shards {
+  ModelShape shape = KimiK3Shape();
+  SequenceSizes sizes = SizesOf(shape, {.latent = 2, .state = 4, .conv = 2});
+  WorkerMachine machine;
+  PlannedTraffic traffic = {.requests_per_second = 1,
+                            .input_tokens = 100000,
+                            .uncached_tokens = 4096,
+                            .output_tokens = 500,
+                            .prefill_tokens_per_second = 10000,
+                            .decode_tokens_per_second = 1000,
+                            .stream_tokens_per_second = 50,
+                            .step_tokens = 1024,
+                            .utilisation = 0.5};
+  Shards() {
+    machine.expert_shards = 1;
+    machine.memory_bytes = 1.5e12;
+    machine.link_bytes_per_second = 1e14;
+    machine.expert_flops_per_second = 1e18;
+    machine.expert_read_bytes_per_second = 1e15;
+  }
+  Fleet Plan() const {
+    const absl::StatusOr<Fleet> fleet = PlanFleet(shape, sizes, machine, traffic, {});
+    CHECK_OK(fleet.status());
+    return *fleet;
+  }
+};
+
+TEST(Experts, FollowEachLimitAndSayWhich) {
+  Shards s;
+  const double expert = 3.0 * 3072 * 3584;  // values of one, in one layer
+  Fleet fleet = s.Plan();
+  EXPECT_EQ(fleet.expert.count(), 1);
+  EXPECT_EQ(fleet.expert.largest().name, "asked");
+  EXPECT_EQ(fleet.experts.flops_per_token, 92 * 16 * 2 * expert);
+  EXPECT_EQ(fleet.experts.row_bytes_per_token, 92.0 * 16 * 3584 * 4);
+
+  // Memory: whole ids of experts, one in every layer.
+  s.machine.memory_bytes = 600e9;
+  const double id = 92 * expert / 32 * 17;
+  fleet = s.Plan();
+  EXPECT_EQ(fleet.expert.count(), std::ceil(896 / std::floor(600e9 / id)));
+  EXPECT_EQ(fleet.expert.largest().name, "memory");
+  s.machine.memory_bytes = 1.5e12;
+
+  s.machine.expert_flops_per_second = 100e12;
+  fleet = s.Plan();
+  EXPECT_EQ(fleet.expert.count(), std::ceil(4596 * 92 * 16 * 2 * expert / 50e12));
+  EXPECT_EQ(fleet.expert.largest().name, "compute");
+  s.machine.expert_flops_per_second = 1e18;
+
+  // Reading: four steps of 1,024 prompt tokens, and 50 steps of ten sequences at a decode worker.
+  s.machine.expert_read_bytes_per_second = 10e12;
+  fleet = s.Plan();
+  ASSERT_EQ(fleet.decode.count(), 1);
+  const auto read = [&](double tokens) {
+    return 896 * id * (1 - std::pow(1 - 16.0 / 896, tokens));
+  };
+  EXPECT_NEAR(fleet.experts.read_bytes_per_second, 4 * read(1024) + 50 * read(10), 1e3);
+  EXPECT_EQ(fleet.expert.count(), std::ceil((4 * read(1024) + 50 * read(10)) / 5e12));
+  EXPECT_EQ(fleet.expert.largest().name, "reading");
+  s.machine.expert_read_bytes_per_second = 1e15;
+
+  s.machine.link_bytes_per_second = 50e9;
+  fleet = s.Plan();
+  EXPECT_EQ(fleet.expert.count(), std::ceil(4596 * 92.0 * 16 * 3584 * 4 / 25e9));
+  EXPECT_EQ(fleet.expert.largest().name, "link");
+}
+
+TEST(Experts, GrowWithTheTraffic) {
+  Shards s;
+  s.machine.link_bytes_per_second = 50e9;
+  s.machine.expert_flops_per_second = s.machine.expert_read_bytes_per_second = 0;
+  s.machine.memory_bytes = 1.6e12;
+  const int64_t few = s.Plan().expert.count();
+  s.traffic.requests_per_second = 1000;
+  const Fleet many = s.Plan();
+  EXPECT_GT(many.expert.count(), 500 * few);
+  EXPECT_GT(many.experts.copies, 1);
+  EXPECT_EQ(many.experts.copies, (many.expert.count() + 895) / 896);
+  // Without figures of their own, expert workers are what reaches these rates with all weights.
+  const double per_token = 2 * static_cast<double>(s.shape.dense_parameters);
+  EXPECT_EQ(many.experts.flops_per_second, 10000 * (per_token + many.experts.flops_per_token));
+  EXPECT_GT(s.shape.dense_parameters, 50'000'000'000);
+  EXPECT_LT(s.shape.dense_parameters + s.shape.expert_parameters, s.shape.parameters);
+}
+
+TEST(Experts, OfChosenOnesEveryStepReadsTheUnion) {
+  // By drawing, for few tokens of a small model.
+  ModelShape shape = KimiK3Shape();
+  shape.experts = 8;
+  shape.top_k = 2;
+  std::mt19937 random(1);
+  for (const int64_t tokens : {1, 2, 3, 9}) {
+    int64_t touched = 0;
+    constexpr int kDraws = 20000;
+    for (int draw = 0; draw < kDraws; ++draw) {
+      unsigned seen = 0;
+      for (int64_t t = 0; t < tokens; ++t) {
+        const unsigned a = random() % 8, b = (a + 1 + random() % 7) % 8;
+        seen |= 1u << a | 1u << b;
+      }
+      touched += std::popcount(seen);
+    }
+    const double share = static_cast<double>(touched) / kDraws / 8;
+    EXPECT_NEAR(ExpertBytesOfStep(shape, static_cast<double>(tokens)) /
+                    static_cast<double>(shape.expert_bytes),
+                share, 0.01);
+  }
+}
+
+TEST(Routers, ByCpuAndByLiveRequests) {
+  Shards s;
+  s.traffic.requests_per_second = 100;
+  RouterCost cost = {.request_seconds = 0.001,
+                     .prompt_token_seconds = 1e-7,
+                     .answer_token_seconds = 2e-5,
+                     .live_requests = 1000};
+  // 0.001 + 0.01 + 0.01 s a request, half of a core each.
+  const auto fleet = PlanFleet(s.shape, s.sizes, s.machine, s.traffic, cost);
+  ASSERT_TRUE(fleet.ok()) << fleet.status();
+  EXPECT_NEAR(fleet->router_cpu_per_request, 0.021, 1e-12);
+  EXPECT_EQ(fleet->router.by("compute"), 5);   // 4.2
+  EXPECT_EQ(fleet->router.by("requests"), 2);  // 1,000 that stream for 10 s, 41 prompts
+  EXPECT_EQ(fleet->router.largest().name, "compute");
+  cost.live_requests = 100;
+  EXPECT_EQ(PlanFleet(s.shape, s.sizes, s.machine, s.traffic, cost)->router.count(), 11);
+}
+
+// What was counted with wrapped or unchecked numbers before.
+TEST(Fleet, SaysWhenATrafficIsBeyondCounting) {
+  Shards s;
+  s.traffic.requests_per_second = 1e9;
+  s.traffic.prefill_tokens_per_second = 1e-3;
+  EXPECT_THAT(MessageOf(PlanFleet(s.shape, s.sizes, s.machine, s.traffic, {}).status()),
+              HasSubstr("prefill workers by compute"));
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  const ModelShape shape = KimiK3Shape();
+  const auto refuses = [&](const char* name, auto change) {
+    for (const double odd : {kNan, kInf, -1.0, 1e300}) {
+      PlanQuestions q;
+      q.machine = s.machine;
+      q.traffic = s.traffic;
+      q.traffic.prefill_tokens_per_second = 1e9;
+      change(q, odd);
+      const std::string message = MessageOf(PlanDocument(shape, q).status());
+      EXPECT_THAT(message, testing::StartsWith(std::string(name) + ": ")) << odd;
+      EXPECT_THAT(message, HasSubstr("; use ")) << odd;
+    }
+  };
+  refuses("memory", [](auto& q, double v) { q.machine.memory_bytes = v; });
+  refuses("link", [](auto& q, double v) { q.machine.link_bytes_per_second = v; });
+  refuses("expert-tflops", [](auto& q, double v) { q.machine.expert_flops_per_second = v; });
+  refuses("expert-read", [](auto& q, double v) { q.machine.expert_read_bytes_per_second = v; });
+  refuses("requests", [](auto& q, double v) { q.traffic.requests_per_second = v; });
+  refuses("prefill-rate", [](auto& q, double v) { q.traffic.prefill_tokens_per_second = v; });
+  refuses("decode-rate", [](auto& q, double v) { q.traffic.decode_tokens_per_second = v; });
+  refuses("stream-rate", [](auto& q, double v) { q.traffic.stream_tokens_per_second = v; });
+  refuses("utilisation", [](auto& q, double v) { q.traffic.utilisation = v; });
+  refuses("router-request-ms", [](auto& q, double v) { q.router.request_seconds = v; });
+  refuses("router-prompt-us", [](auto& q, double v) { q.router.prompt_token_seconds = v; });
+  refuses("router-answer-us", [](auto& q, double v) { q.router.answer_token_seconds = v; });
+}
+
+TEST(Report, ByteCountsBeyondCountingAreRefused) {
+  ModelShape shape = DeepSeek();
+  shape.heads = 4096;
+  shape.key_dim = shape.value_dim = 4096;
+  PlanQuestions q;
+  q.lengths = {64};
+  q.variants.tokens = kPlanTokensMax;
+  q.variants.value_bytes = 4;
+  shape.layout.mla_layers = 512;
+  EXPECT_THAT(MessageOf(PlanDocument(shape, q).status()),
+              HasSubstr("compare-tokens: 1,000,000,000"));
 }
 
 TEST(Report, TablesAndDocumentAgree) {
@@ -191,10 +386,21 @@ TEST(Report, TablesAndDocumentAgree) {
   ASSERT_TRUE(document.ok()) << document.status();
   EXPECT_EQ((*document)["sequence"]["state"].get<int64_t>(), 434110464);
   EXPECT_EQ((*document)["fleet"]["prefill"]["workers"].get<int64_t>(), 1);
+  EXPECT_EQ((*document)["fleet"]["prefill"]["decided_by"], "compute");
+  EXPECT_FALSE((*document)["fleet"].contains("expert"));
   std::ostringstream text;
   PrintPlan(*document, text);
   EXPECT_THAT(text.str(), HasSubstr("434,110,464 bytes"));
   EXPECT_THAT(text.str(), HasSubstr("multi-head"));
+  EXPECT_THAT(text.str(), HasSubstr("router               1   by compute (compute 1, requests 1)"));
+  EXPECT_THAT(text.str(), HasSubstr("every worker holds them"));
+  questions.machine.expert_shards = 4;
+  const auto sharded = PlanDocument(KimiK3Shape(), questions);
+  ASSERT_TRUE(sharded.ok()) << sharded.status();
+  EXPECT_EQ((*sharded)["fleet"]["expert"]["workers"].get<int64_t>(), 4);
+  std::ostringstream table;
+  PrintPlan(*sharded, table);
+  EXPECT_THAT(table.str(), HasSubstr("expert               4   by asked ("));
   questions.machine.memory_bytes = 0;
   EXPECT_THAT(MessageOf(PlanDocument(KimiK3Shape(), questions).status()), HasSubstr("memory"));
 }
