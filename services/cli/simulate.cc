@@ -5,6 +5,7 @@
 #include "CLI/CLI.hpp"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "services/common/flag_range.h"
 #include "services/simulate/disaggregation.h"
 
 namespace deltamesh {
@@ -25,22 +26,32 @@ void AddSimulateFlags(CLI::App* app, SimulateOptions* o) {
       ->capture_default_str();
   app->add_option("--seed", s.seed, "of the traffic; the same one gives the same report")
       ->capture_default_str();
-  app->add_option("--sessions", s.sessions, "sessions of agents")->capture_default_str();
-  app->add_option("--requests", s.requests, "requests about documents")->capture_default_str();
-  app->add_option("--chats", s.chats, "short chats")->capture_default_str();
+  app->add_option("--sessions", s.sessions, "sessions of agents")
+      ->check(WholeIn(1, kSessionsMax, "sessions"))
+      ->capture_default_str();
+  app->add_option("--requests", s.requests, "requests about documents")
+      ->check(WholeIn(1, kDocumentRequestsMax, "requests"))
+      ->capture_default_str();
+  app->add_option("--chats", s.chats, "short chats")
+      ->check(WholeIn(1, kSessionsMax, "chats"))
+      ->capture_default_str();
   app->add_option("--hours", s.hours, "over which sessions begin or requests come")
+      ->check(NumberIn(kHoursRange))
       ->capture_default_str();
   app->add_option("--policy", s.policies,
                   "bound, ours, two-tails, tail, tail+junction, tail+junction+end, grid:TOKENS; "
                   "default: those of the measured table")
       ->delimiter(',');
   app->add_option("--cache", o->cache_gb, "GB (10^9 bytes) of a worker's prefix cache; 0: no bound")
-      ->check(CLI::NonNegativeNumber)
+      ->check(NumberIn(kCacheRange))
       ->capture_default_str();
   app->add_option("--prefill-workers", s.prefill_workers,
                   "prefill workers; none of both kinds: one cache, no queue")
+      ->check(WholeIn(0, kVirtualWorkersMax, "workers"))
       ->capture_default_str();
-  app->add_option("--decode-workers", s.decode_workers, "decode workers")->capture_default_str();
+  app->add_option("--decode-workers", s.decode_workers, "decode workers")
+      ->check(WholeIn(0, kVirtualWorkersMax, "workers"))
+      ->capture_default_str();
   app->add_option("--disaggregate", s.disaggregation,
                   "whether prefill workers compute prompts: planned, always, never, or several")
       ->delimiter(',')
@@ -50,18 +61,25 @@ void AddSimulateFlags(CLI::App* app, SimulateOptions* o) {
       "instead: planned, always and never under three kinds of traffic of their own, light "
       "and busy, over fast and slow links");
   app->add_option("--scale", o->scale, "of how long these last")
-      ->check(CLI::PositiveNumber)
+      ->check(NumberIn(kScaleRange))
       ->capture_default_str();
-  app->add_option("--sequences", s.slabs, "sequences at once on a worker")->capture_default_str();
+  app->add_option("--sequences", s.slabs, "sequences at once on a worker")
+      ->check(WholeIn(1, kSequencesMax, "sequences"))
+      ->capture_default_str();
   app->add_option("--prompt-rate", s.rates.prompt_tokens_per_second,
                   "prompt tokens per second of a worker")
+      ->check(NumberIn(kPromptRateRange))
       ->capture_default_str();
   app->add_option("--step-ms", o->step_ms, "milliseconds of every step, whatever is in it")
+      ->check(NumberIn(kStepRange))
       ->capture_default_str();
   app->add_option("--token-ms", o->token_ms,
                   "milliseconds of a step for each sequence that decodes in it")
+      ->check(NumberIn(kTokenRange))
       ->capture_default_str();
-  app->add_option("--link", o->link_gb, "GB per second between workers")->capture_default_str();
+  app->add_option("--link", o->link_gb, "GB per second between workers")
+      ->check(NumberIn(kLinkRange))
+      ->capture_default_str();
   app->add_flag("--json", o->json, "one JSON document instead of tables");
 }
 

@@ -71,16 +71,25 @@ std::vector<Case> Cases(uint64_t seed, double scale, double workers) {
   return cases;
 }
 
+// Null without any.
+ordered_json Mean(const Latency& l) {
+  return l.count() > 0 ? ordered_json(l.mean()) : ordered_json();
+}
+ordered_json P90(const Latency& l) {
+  return l.count() > 0 ? ordered_json(l.Percentile(0.9)) : ordered_json();
+}
+
 ordered_json RowOf(Disaggregation way, const MeshRunResult& r) {
   return {{"disaggregation", DisaggregationName(way)},
           {"requests", r.requests},
           {"failed", r.failed},
-          {"ttft_mean", r.first_token.mean()},
-          {"ttft_p90", r.first_token.Percentile(0.9)},
-          {"completion_mean", r.completion.mean()},
-          {"completion_p90", r.completion.Percentile(0.9)},
-          {"token_gap_mean", r.token_gap.mean()},
-          {"token_gap_p90", r.token_gap.Percentile(0.9)},
+          {"failures", FailuresJson(r.failures)},
+          {"ttft_mean", Mean(r.first_token)},
+          {"ttft_p90", P90(r.first_token)},
+          {"completion_mean", Mean(r.completion)},
+          {"completion_p90", P90(r.completion)},
+          {"token_gap_mean", Mean(r.token_gap)},
+          {"token_gap_p90", P90(r.token_gap)},
           {"handoffs", r.handoffs},
           {"fetches", r.fetches},
           {"moved_bytes", r.moved_bytes},
@@ -92,13 +101,26 @@ ordered_json RowOf(Disaggregation way, const MeshRunResult& r) {
           {"simulated_seconds", r.last_second}};
 }
 
-// What the planner's figures are of the others', and to whom it loses.
+bool HasFigures(const ordered_json& row) {
+  return std::ranges::none_of(kFigures, [&](const char* f) { return row[f].is_null(); });
+}
+
+// What the planner's figures are of the others', and to whom it loses. Who answered nothing is no rival, and
+// a planner that answered nothing loses to who did.
 ordered_json Verdict(const ordered_json& rows) {
   ordered_json verdict;
   const ordered_json& planned = rows[0];
   bool loses = false;
   for (size_t i = 1; i < rows.size(); ++i) {
     ordered_json against;
+    if (!HasFigures(planned) || !HasFigures(rows[i])) {
+      for (const char* figure : kFigures) against[figure] = nullptr;
+      against["all"] = nullptr;
+      against["loses"] = !HasFigures(planned) && HasFigures(rows[i]);
+      loses = loses || against["loses"].get<bool>();
+      verdict["to_" + rows[i]["disaggregation"].get<std::string>()] = std::move(against);
+      continue;
+    }
     double product = 1;
     for (const char* figure : kFigures) {
       const double ratio = planned[figure].get<double>() / rows[i][figure].get<double>();
@@ -125,9 +147,7 @@ absl::StatusOr<ordered_json> CompareDisaggregation(const DisaggregationOptions& 
     return InvalidArgument("prefill-workers %d, decode-workers %d: use at least 1 of both",
                            o.prefill_workers, o.decode_workers);
   }
-  if (!(options.scale > 0) || options.scale > 1000) {
-    return InvalidArgument("scale: %g; use more than 0, at most 1000", options.scale);
-  }
+  RETURN_IF_ERROR(CheckNumber(kScaleRange, options.scale));
   ASSIGN_OR_RETURN(const CacheBytes bytes, CacheBytesOf(o));
   ASSIGN_OR_RETURN(const CachePolicy policy, PolicyNamed("ours"));
   ordered_json document = {{"model", o.config.empty() ? "Kimi K3" : o.config},
@@ -185,7 +205,7 @@ void PrintDisaggregation(const ordered_json& d, std::ostream& out) {
   int64_t lost = 0;
   for (const ordered_json& c : d["cases"]) {
     for (const ordered_json& row : c["rows"]) {
-      const auto time = [&](const char* key) { return ReadableSeconds(row[key].get<double>()); };
+      const auto time = [&](const char* key) { return TimeText(row[key]); };
       out << absl::StrFormat(
           "%-8s %-6s %5g GB/s  %-8s %9s %9s %9s %9s %9s %9s %9s %7s\n",
           c["workload"].get<std::string>(), c["load"].get<std::string>(),
@@ -196,11 +216,13 @@ void PrintDisaggregation(const ordered_json& d, std::ostream& out) {
     }
     for (const auto& [key, against] : c["planned"].items()) {
       if (!key.starts_with("to_")) continue;
-      out << absl::StrFormat(
-          "%27s planned / %-8s %6.3f %9.3f %9.3f %9.3f   together %.3f%s\n", "", key.substr(3),
-          against["ttft_mean"].get<double>(), against["ttft_p90"].get<double>(),
-          against["completion_mean"].get<double>(), against["completion_p90"].get<double>(),
-          against["all"].get<double>(), against["loses"].get<bool>() ? "  LOSES" : "");
+      const auto ratio = [&](const char* f) {
+        return against[f].is_null() ? "-" : absl::StrFormat("%.3f", against[f].get<double>());
+      };
+      out << absl::StrFormat("%27s planned / %-8s %6s %9s %9s %9s   together %s%s\n", "",
+                             key.substr(3), ratio("ttft_mean"), ratio("ttft_p90"),
+                             ratio("completion_mean"), ratio("completion_p90"), ratio("all"),
+                             against["loses"].get<bool>() ? "  LOSES" : "");
     }
     lost += c["planned"]["loses"].get<bool>();
   }

@@ -178,6 +178,8 @@ class MeshRun {
       return;
     }
     ++result_.failed;
+    MeshFailures& failures = result_.failures[status.code()];
+    if (failures.requests++ == 0) failures.first = absl::StrFormat("%s: %s", id, status.message());
     End(id, now);
   }
 
@@ -249,6 +251,7 @@ class MeshRun {
         tree.stats().snapshots - std::exchange(snapshots_[w], tree.stats().snapshots);
     bytes_total_ += tree.bytes() - std::exchange(bytes_[w], tree.bytes());
     result_.snapshots_peak = std::max(result_.snapshots_peak, snapshots_total_);
+    result_.snapshot_bytes_peak = result_.snapshots_peak * options_.cache.snapshot;
     result_.cache_bytes_peak = std::max(result_.cache_bytes_peak, bytes_total_);
   }
 

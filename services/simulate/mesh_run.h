@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "services/router/router_options.h"
@@ -29,15 +31,23 @@ struct MeshRunOptions {
   double link_seconds = 100e-6;
 };
 
+// Requests that failed for one reason, with the first one's words.
+struct MeshFailures {
+  int64_t requests = 0;
+  std::string first;
+};
+
 struct MeshRunResult {
   int64_t requests = 0, failed = 0, retries = 0;
-  int64_t prompt_tokens = 0;    // of finished requests
-  int64_t restored_tokens = 0;  // of them, from caches, as clients are told
-  int64_t computed_tokens = 0;  // of prompts, by workers
+  std::map<absl::StatusCode, MeshFailures> failures;  // of `failed`
+  int64_t prompt_tokens = 0;                          // of finished requests
+  int64_t restored_tokens = 0;                        // of them, from caches, as clients are told
+  int64_t computed_tokens = 0;                        // of prompts, by workers
   int64_t handoffs = 0, fetches = 0, moved_bytes = 0;
   int64_t placed_prefill = 0, placed_append = 0, placed_alone = 0;
   int64_t placed_fetch = 0;                          // on a decode worker, which fetches first
   int64_t snapshots_peak = 0, cache_bytes_peak = 0;  // of all workers together
+  int64_t snapshot_bytes_peak = 0;                   // of these bytes, the snapshots' own
   int64_t superseded = 0, evicted = 0;
   double last_second = 0;
   double prefill_busy = 0, decode_busy = 0;  // share of their time

@@ -2,6 +2,7 @@
 // on, so that the same run gives the same bytes.
 #pragma once
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
@@ -21,7 +22,12 @@ void PrintCacheRows(const nlohmann::ordered_json& rows, std::ostream& out);
 // `bound_hit_rate`: of one cache as large as all of them, with states for free.
 nlohmann::ordered_json MeshRow(const std::string& policy, std::string_view disaggregation,
                                const MeshRunResult& result, std::optional<double> bound_hit_rate);
+// One entry for each status code: its name, how many, and the first one's words.
+nlohmann::ordered_json FailuresJson(const std::map<absl::StatusCode, MeshFailures>& failures);
+// Null where no request came so far: a percentile of nothing is no number.
 nlohmann::ordered_json LatencyJson(const Latency& latency);
+// Seconds of it for people, "-" for null.
+std::string TimeText(const nlohmann::ordered_json& seconds);
 void PrintMeshRows(const nlohmann::ordered_json& rows, std::ostream& out);
 
 }  // namespace deltamesh

@@ -20,44 +20,35 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int64_t kSessionsMax = 10'000'000, kRequestsMax = 1'000'000'000, kWorkersMax = 10'000;
 constexpr double kBytesMax = 1e18;  // stands for no bound; every sum of sizes stays below 2^63
+
+absl::Status CheckWhole(const char* name, int64_t value, int64_t most, const char* unit) {
+  if (value >= 1 && value <= most) return absl::OkStatus();
+  return InvalidArgument("%s: %d is out of range; use 1 to %s %s", name, value, Grouped(most),
+                         unit);
+}
 
 }  // namespace
 
 absl::Status CheckSimulation(const SimulationOptions& o) {
-  if (o.sessions < 1 || o.sessions > kSessionsMax) {
-    return InvalidArgument("sessions: %d; use 1 to %d", o.sessions, kSessionsMax);
-  }
-  if (o.chats < 1 || o.chats > kSessionsMax) {
-    return InvalidArgument("chats: %d; use 1 to %d", o.chats, kSessionsMax);
-  }
-  if (o.requests < 1 || o.requests > kRequestsMax) {
-    return InvalidArgument("requests: %d; use 1 to %d", o.requests, kRequestsMax);
-  }
-  if (!(o.hours > 0) || o.hours > 8784) {
-    return InvalidArgument("hours: %g; use more than 0, at most a year", o.hours);
-  }
-  const bool each = o.prefill_workers >= 0 && o.prefill_workers <= kWorkersMax &&
-                    o.decode_workers >= 0 && o.decode_workers <= kWorkersMax;
+  RETURN_IF_ERROR(CheckWhole("sessions", o.sessions, kSessionsMax, "sessions"));
+  RETURN_IF_ERROR(CheckWhole("chats", o.chats, kSessionsMax, "chats"));
+  RETURN_IF_ERROR(CheckWhole("requests", o.requests, kDocumentRequestsMax, "requests"));
+  RETURN_IF_ERROR(CheckWhole("sequences", o.slabs, kSequencesMax, "sequences"));
+  RETURN_IF_ERROR(CheckNumber(kHoursRange, o.hours));
+  RETURN_IF_ERROR(CheckNumber(kPromptRateRange, o.rates.prompt_tokens_per_second));
+  RETURN_IF_ERROR(CheckNumber(kStepRange, o.rates.step_seconds * 1e3));
+  RETURN_IF_ERROR(CheckNumber(kTokenRange, o.rates.token_seconds * 1e3));
+  RETURN_IF_ERROR(CheckNumber(kLinkRange, o.link_bytes_per_second / 1e9));
+  RETURN_IF_ERROR(CheckNumber(kCacheRange, o.cache_bytes / 1e9));
+  const bool each = o.prefill_workers >= 0 && o.prefill_workers <= kVirtualWorkersMax &&
+                    o.decode_workers >= 0 && o.decode_workers <= kVirtualWorkersMax;
   const int64_t workers = each ? o.prefill_workers + o.decode_workers : 0;
-  if (!each || workers > kWorkersMax || (workers > 0 && o.decode_workers == 0)) {
+  if (!each || workers > kVirtualWorkersMax || (workers > 0 && o.decode_workers == 0)) {
     return InvalidArgument(
         "prefill-workers %d, decode-workers %d: use at least one decode worker and at most %d in "
         "all, or none of both for one cache without a mesh",
-        o.prefill_workers, o.decode_workers, kWorkersMax);
-  }
-  if (!(o.rates.prompt_tokens_per_second > 0) || !(o.rates.step_seconds > 0) ||
-      !(o.rates.token_seconds >= 0) || !(o.link_bytes_per_second > 0)) {
-    return InvalidArgument("prompt-rate %g, step-ms %g, token-ms %g, link %g: use numbers above 0",
-                           o.rates.prompt_tokens_per_second, o.rates.step_seconds * 1e3,
-                           o.rates.token_seconds * 1e3, o.link_bytes_per_second);
-  }
-  if (o.slabs < 1 || o.slabs > 1024) {
-    return InvalidArgument("sequences: %d; use 1 to 1024", o.slabs);
-  }
-  if (!(o.cache_bytes >= 0) || o.cache_bytes > kBytesMax) {
-    return InvalidArgument("cache: %g bytes; use 0 for no bound, at most 1e18", o.cache_bytes);
+        o.prefill_workers, o.decode_workers, kVirtualWorkersMax);
   }
   return absl::OkStatus();
 }

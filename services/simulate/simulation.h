@@ -9,11 +9,22 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "services/plan/fleet.h"
 #include "services/plan/sizes.h"
 #include "services/simulate/mesh_run.h"
 #include "services/simulate/traffic.h"
 
 namespace deltamesh {
+
+// What each number may be, in units of its flag.
+inline constexpr int64_t kSessionsMax = 10'000'000, kDocumentRequestsMax = 1'000'000'000;
+inline constexpr int64_t kVirtualWorkersMax = 10'000, kSequencesMax = 1024;
+inline constexpr NumberRange kHoursRange = {"hours", 1e-3, 8784, "hours, at most a year"};
+inline constexpr NumberRange kCacheRange = {"cache", 0, 1e9, "GB; 0 for no bound"};
+inline constexpr NumberRange kPromptRateRange = {"prompt-rate", 1, 1e9, "tokens per second"};
+inline constexpr NumberRange kStepRange = {"step-ms", 1e-3, 1e6, "milliseconds"};
+inline constexpr NumberRange kTokenRange = {"token-ms", 0, 1e5, "milliseconds"};
+inline constexpr NumberRange kScaleRange = {"scale", 1e-3, 1000, "of the usual time"};
 
 struct SimulationOptions {
   std::string config;  // of the model; empty: Kimi K3

@@ -223,6 +223,23 @@ TEST(Simulation, ErrorsNameTheFlagAndTheRemedy) {
                 o.prefill_workers = std::numeric_limits<int64_t>::max();
               }),
               HasSubstr("prefill-workers"));
+  for (const double odd : {std::numeric_limits<double>::quiet_NaN(),
+                           std::numeric_limits<double>::infinity(), -1.0, 1e300}) {
+    const auto refused = [&](auto change) {
+      SimulationOptions options;
+      options.decode_workers = 1;
+      change(options);
+      const std::string message = MessageOf(Simulate(options, nullptr).status());
+      EXPECT_THAT(message, HasSubstr("; use "));
+      return message.substr(0, message.find(':'));
+    };
+    EXPECT_EQ(refused([&](auto& o) { o.hours = odd; }), "hours");
+    EXPECT_EQ(refused([&](auto& o) { o.cache_bytes = odd; }), "cache");
+    EXPECT_EQ(refused([&](auto& o) { o.link_bytes_per_second = odd; }), "link");
+    EXPECT_EQ(refused([&](auto& o) { o.rates.prompt_tokens_per_second = odd; }), "prompt-rate");
+    EXPECT_EQ(refused([&](auto& o) { o.rates.step_seconds = odd; }), "step-ms");
+    EXPECT_EQ(refused([&](auto& o) { o.rates.token_seconds = odd; }), "token-ms");
+  }
   EXPECT_THAT(message([](auto& o) { o.traffic = "/none"; }), HasSubstr("/none"));
   EXPECT_THAT(message([](auto& o) { o.config = "/none.json"; }), HasSubstr("/none.json"));
 }

@@ -5,13 +5,16 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <sstream>
 
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "services/common/quantities.h"
 #include "services/simulate/agent_traffic.h"
 #include "services/simulate/cache_run.h"
 #include "services/simulate/disaggregation.h"
 #include "services/simulate/latency.h"
+#include "services/simulate/report.h"
 #include "services/simulate/simulation.h"
 #include "services/simulate/trace_traffic.h"
 
@@ -208,6 +211,58 @@ TEST_F(MeshRunTest, TheSameSeedGivesTheSameReport) {
   EXPECT_EQ(first, run());
   options.seed = 2;
   EXPECT_NE(first, run());
+}
+
+TEST_F(MeshRunTest, FailuresAreCountedByReasonAndNothingHasNoPercentile) {
+  options_.prefill_workers = options_.decode_workers = 1;
+  const auto line = [](int64_t tokens) {
+    return absl::StrFormat(
+        "{\"timestamp\": 0, \"input_length\": %d, \"output_length\": 10, \"hash_ids\": [%s]}\n",
+        tokens, [&] {
+          std::string ids;
+          for (int64_t i = 0; i < tokens / 512; ++i)
+            ids += (i > 0 ? "," : "") + std::to_string(i + tokens);
+          return ids;
+        }());
+  };
+  const MeshRunResult none = Trace(line(1500000) + line(1600000));
+  EXPECT_EQ(none.failed, 2);
+  ASSERT_EQ(none.failures.size(), 1u);
+  const MeshFailures& failures = none.failures.at(absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(failures.requests, 2);
+  EXPECT_THAT(failures.first, testing::HasSubstr("prompt: 1500000 tokens"));
+  const auto row = MeshRow("ours", "planned", none, 0.5);
+  EXPECT_TRUE(row["hit_rate"].is_null());
+  EXPECT_FALSE(row.contains("below_bound"));
+  for (const char* times : {"ttft_seconds", "token_gap_seconds", "completion_seconds"}) {
+    for (const auto& [name, value] : row[times].items())
+      EXPECT_TRUE(value.is_null()) << times << name;
+  }
+  EXPECT_EQ(row["failures"][0]["code"], "INVALID_ARGUMENT");
+  EXPECT_EQ(row["failures"][0]["requests"], 2);
+  std::ostringstream text;
+  PrintMeshRows(nlohmann::ordered_json::array({row}), text);
+  EXPECT_THAT(text.str(),
+              testing::HasSubstr("ours: 2 failed, INVALID_ARGUMENT, first r0: prompt: 1500000"));
+  EXPECT_THAT(text.str(), testing::Not(testing::HasSubstr("0 us ")));
+
+  const MeshRunResult some = Trace(line(1500000) + line(8192));
+  EXPECT_EQ(some.failed, 1);
+  EXPECT_GT(MeshRow("ours", "planned", some, {})["ttft_seconds"]["p50"].get<double>(), 0);
+}
+
+TEST_F(MeshRunTest, SnapshotBytesArePartOfTheCachesBytes) {
+  options_.prefill_workers = options_.decode_workers = 2;
+  const MeshRunResult r = Agents(6);
+  EXPECT_GT(r.snapshots_peak, 0);
+  EXPECT_EQ(r.snapshot_bytes_peak, r.snapshots_peak * kSnapshot);
+  EXPECT_LT(r.snapshot_bytes_peak, r.cache_bytes_peak);
+  const auto row = MeshRow("ours", "planned", r, {});
+  EXPECT_EQ(row["snapshot_bytes_peak"].get<int64_t>(), r.snapshot_bytes_peak);
+  std::ostringstream text;
+  PrintMeshRows(nlohmann::ordered_json::array({row}), text);
+  EXPECT_THAT(text.str(),
+              testing::HasSubstr(DecimalBytes(static_cast<double>(r.snapshot_bytes_peak))));
 }
 
 TEST(Latency, PercentilesAreWithinTwoPercent) {
