@@ -20,7 +20,7 @@ double PromptRate(const WorkerLoad& worker) {
 }
 
 // The mean of the known rates, so that a worker that has not measured itself yet is neither shunned
-// nor flooded; 1 when nobody has.
+// nor flooded; 0 when nobody has.
 double FallbackRate(std::span<const Candidate> candidates) {
   double sum = 0;
   int64_t known = 0;
@@ -30,11 +30,23 @@ double FallbackRate(std::span<const Candidate> candidates) {
       ++known;
     }
   }
-  return known > 0 ? sum / static_cast<double>(known) : 1.0;
+  return known > 0 ? sum / static_cast<double>(known) : 0;
 }
 
+// While no rate is known a token costs one, and what takes seconds is not held against it.
+CostParts TokensAt(const WorkerLoad& worker, const RequestShape& request, const Holding& holding) {
+  CostParts parts = {.queue = static_cast<double>(worker.waiting_tokens + worker.resident),
+                     .move = holding.transfer_seconds,
+                     .compute = static_cast<double>(request.compute_tokens - holding.cached_tokens),
+                     .measured = false};
+  if (request.beside_answers && worker.resident > 0) parts.stall = parts.compute;
+  return parts;
+}
+
+// `rate`: 0 where nobody has measured one.
 CostParts PartsAt(const WorkerLoad& worker, const RequestShape& request, const Holding& holding,
                   double rate) {
+  if (rate <= 0) return TokensAt(worker, request, holding);
   CostParts parts = {
       .queue = static_cast<double>(worker.waiting_tokens + worker.resident) / rate,
       .move = holding.transfer_seconds,
@@ -76,8 +88,10 @@ double StallWeight(const WorkerLoad& worker, const RequestShape& request,
       1.0, static_cast<double>(worker.resident) * first_token_seconds / request.answer_seconds);
 }
 
-void Price(std::span<Candidate> candidates, const RequestShape& request, double prompt_rate) {
-  const double fallback = FallbackRate(candidates);
+void Price(std::span<Candidate> candidates, const RequestShape& request, double prompt_rate,
+           double any_rate) {
+  const double known = FallbackRate(candidates);
+  const double fallback = known > 0 ? known : any_rate;
   for (Candidate& c : candidates) {
     double rate = c.load->prompt_tokens_per_second;
     if (rate <= 0) rate = prompt_rate;
@@ -89,13 +103,13 @@ void Price(std::span<Candidate> candidates, const RequestShape& request, double 
 
 std::optional<size_t> Cheapest(std::span<const Candidate> candidates, const RequestShape& request) {
   std::optional<size_t> best;
-  std::tuple<double, int64_t, int64_t, uint64_t> best_key;
+  using Key = std::tuple<double, double, int64_t, int64_t, uint64_t>;
+  Key best_key;
   for (size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& c = candidates[i];
     if (!c.room) continue;
-    const std::tuple<double, int64_t, int64_t, uint64_t> key = {
-        c.cost.total(), -c.load->slabs_free, -c.load->blocks_free,
-        PlacementHash(request.request_id, c.load->name)};
+    const Key key = {c.cost.total(), c.cost.measured ? 0 : c.cost.move, -c.load->slabs_free,
+                     -c.load->blocks_free, PlacementHash(request.request_id, c.load->name)};
     if (!best || key < best_key) {
       best = i;
       best_key = key;

@@ -64,14 +64,17 @@ struct Holding {
   int64_t shared_blocks = 0;  // of those it would hold, held for others' requests already
 };
 
-// Seconds, by what they are spent on; in tokens where no rate is known.
+// What a request costs, by what it is spent on: seconds where a rate was measured. Until anybody has measured
+// one, all but `move` are tokens, which tell who has less to do and not how long it takes.
 struct CostParts {
-  double queue = 0;    // work in front of the request
-  double move = 0;     // until what the worker lacks is there
-  double compute = 0;  // what is left to compute
-  double stall = 0;    // what others' answers wait meanwhile, as it counts
+  double queue = 0;      // work in front of the request
+  double move = 0;       // until what the worker lacks is there; always seconds
+  double compute = 0;    // what is left to compute
+  double stall = 0;      // what others' answers wait meanwhile, as it counts
+  bool measured = true;  // of a decision's candidates all are, or none is
 
-  double total() const { return queue + move + compute + stall; }
+  // Seconds, or tokens: never a sum of both.
+  double total() const { return queue + compute + stall + (measured ? move : 0); }
 };
 
 // How much a second counts that the answers at `worker` wait for a request whose first token takes
@@ -95,8 +98,9 @@ struct Candidate {
   int64_t cached_tokens() const { return fetch ? offer()->tokens : holding.cached_tokens; }
 };
 // Fetches where that takes less than computing what it saves. `prompt_rate` stands in for a worker that has
-// not measured its own; 0: none is known.
-void Price(std::span<Candidate> candidates, const RequestShape& request, double prompt_rate);
+// not measured its own, `any_rate` where none of the candidates has measured any; 0: none is known.
+void Price(std::span<Candidate> candidates, const RequestShape& request, double prompt_rate,
+           double any_rate = 0);
 // The cheapest priced one that has room; nothing when none has.
 std::optional<size_t> Cheapest(std::span<const Candidate> candidates, const RequestShape& request);
 
@@ -107,7 +111,7 @@ double EstimateCost(const WorkerLoad& worker, const RequestShape& request, const
 
 struct WorkerChoice {
   size_t index = 0;
-  double seconds = 0;  // estimated
+  double seconds = 0;  // estimated; tokens while nobody has measured a rate
 };
 // Price and Cheapest in one. `holdings` is empty or has one for each worker.
 std::optional<WorkerChoice> ChooseWorker(std::span<const WorkerLoad> workers,

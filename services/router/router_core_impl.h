@@ -227,7 +227,7 @@ class RouterCore::Impl {
                        const WorkerLoad& to) const;
   CostParts Alone(CostParts decode) const;
   double MeanPromptRate() const;
-  bool AnyRate() const;
+  double MeanRate() const;
   void OnPrefixes(const Worker& from, const mesh::PrefixChanges& message);
   void AskPrefixes(LinkId link);
   void SendStartDecode(const RouterRequest& r);

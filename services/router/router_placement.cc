@@ -78,7 +78,7 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
   // So may one that has not, where computing takes less than moving the state: once both are known.
   std::optional<Choice> alone;
   if (!prefill_capable || options.disaggregation == Disaggregation::kPlanned) {
-    const bool anyone = !prefill_capable || (handoff_bytes_per_second > 0 && AnyRate());
+    const bool anyone = !prefill_capable || (handoff_bytes_per_second > 0 && MeanRate() > 0);
     alone = ChooseDecode(r, position, /*handoff=*/false, anyone, 0);
   }
   const bool with_prefill =
@@ -119,7 +119,8 @@ void RouterCore::Impl::Assign(RouterRequest& r, const std::optional<Choice>& pre
   r.phase = prefill ? RequestPhase::kLanding : RequestPhase::kDecoding;
   r.phase_since = r.placed = now;
   r.estimated.reset();
-  if (AnyRate()) {
+  const double cost = (prefill ? prefill->cost.total() : 0) + decode.cost.total();
+  if (decode.cost.measured) {
     r.estimated = decode.cost.total() - decode.cost.stall + (prefill ? prefill->cost.total() : 0);
   }
   (prefill ? staying : handing_over).Fade();
@@ -127,15 +128,14 @@ void RouterCore::Impl::Assign(RouterRequest& r, const std::optional<Choice>& pre
   r.attempt = std::exchange(next_attempt, next_attempt + kAttemptsPerPlacement);
   r.refused_attempt = 0;
   SendStartDecode(r);
-  LogInfo("request.placed",
-          {{"request", r.spec.request_id},
-           {"decode", r.decode_name},
-           {"prefill", prefill ? r.prefill_name : "none"},
-           {"fetch_tokens", r.fetch_tokens},
-           {"attempt", r.attempt},
-           {"prompt_tokens", r.prompt_tokens()},
-           {"to_compute", (prefill ? r.prefill_tokens : 0) + r.decode_tokens},
-           {"estimated_seconds", (prefill ? prefill->cost.total() : 0) + decode.cost.total()}});
+  LogInfo("request.placed", {{"request", r.spec.request_id},
+                             {"decode", r.decode_name},
+                             {"prefill", prefill ? r.prefill_name : "none"},
+                             {"fetch_tokens", r.fetch_tokens},
+                             {"attempt", r.attempt},
+                             {"prompt_tokens", r.prompt_tokens()},
+                             {"to_compute", (prefill ? r.prefill_tokens : 0) + r.decode_tokens},
+                             {decode.cost.measured ? "estimated_seconds" : "relative_cost", cost}});
 }
 
 void RouterCore::Impl::AssignPrefill(RouterRequest& r, const Choice& prefill) {
@@ -196,10 +196,13 @@ CostParts RouterCore::Impl::HandedOver(const CostParts& prefill, const CostParts
   CostParts parts = {.queue = prefill.queue + decode.queue,
                      .move = prefill.move + decode.move,
                      .compute = prefill.compute + decode.compute,
-                     .stall = decode.stall};
+                     .stall = decode.stall,
+                     .measured = prefill.measured && decode.measured};
   if (options.shared_processors) {
     const double first_token = parts.total() - parts.stall;
-    parts.stall += prefill.compute * StallWeight(to, decodes_.shape, first_token);
+    const double weight = parts.measured ? StallWeight(to, decodes_.shape, first_token)
+                                         : static_cast<double>(to.resident > 0);
+    parts.stall += prefill.compute * weight;
   }
   parts.move += handing_over.Or(staying);
   return parts;
@@ -208,15 +211,6 @@ CostParts RouterCore::Impl::HandedOver(const CostParts& prefill, const CostParts
 CostParts RouterCore::Impl::Alone(CostParts decode) const {
   decode.move += staying.Or(handing_over);
   return decode;
-}
-
-bool RouterCore::Impl::AnyRate() const {
-  for (const mesh::Role role : {mesh::ROLE_PREFILL, mesh::ROLE_DECODE}) {
-    for (const Worker* w : members.Alive(role)) {
-      if (w->load.prompt_tokens_per_second > 0 || w->load.tokens_per_second > 0) return true;
-    }
-  }
-  return false;
 }
 
 // Of workers that do not know theirs yet: the mean of the others; 0: nobody knows.
@@ -236,8 +230,23 @@ double RouterCore::Impl::MeanPromptRate() const {
   return known > 0 ? sum / static_cast<double>(known) : 0;
 }
 
+// Where nobody knows a rate of prompts: the mean of what is known; 0: nothing is.
+double RouterCore::Impl::MeanRate() const {
+  double sum = 0;
+  int64_t known = 0;
+  for (const mesh::Role role : {mesh::ROLE_PREFILL, mesh::ROLE_DECODE}) {
+    for (const Worker* w : members.Alive(role)) {
+      const double rate = std::max(w->load.prompt_tokens_per_second, w->load.tokens_per_second);
+      sum += rate;
+      known += rate > 0;
+    }
+  }
+  return known > 0 ? sum / static_cast<double>(known) : 0;
+}
+
 std::optional<RouterCore::Impl::Choice> RouterCore::Impl::Choose(Priced& priced) {
-  Price(priced.candidates, priced.shape, MeanPromptRate());
+  const double prompts = MeanPromptRate();
+  Price(priced.candidates, priced.shape, prompts, prompts > 0 ? prompts : MeanRate());
   const std::optional<size_t> best = Cheapest(priced.candidates, priced.shape);
   if (!best) return std::nullopt;
   const Candidate& c = priced.candidates[*best];

@@ -142,6 +142,44 @@ TEST(PolicyTest, TiesGoToMoreRoomThenSpreadByAStableHash) {
   }
 }
 
+// Until a rate is known costs are tokens; the seconds of moving are then no part of them.
+TEST(PolicyTest, TokensAndSecondsAreNeverAddedUp) {
+  std::vector<WorkerLoad> w = {Load("a"), Load("b")};
+  w[0].waiting_tokens = 32;
+  const auto price = [&](const Holding& a, double prompt_rate, double any_rate) {
+    std::vector<Candidate> c(2);
+    for (size_t i = 0; i < 2; ++i) c[i].load = &w[i];
+    c[0].holding = a;
+    Price(c, Shape("x"), prompt_rate, any_rate);
+    return c;
+  };
+  auto c = price({.cached_tokens = 64, .transfer_seconds = 500}, 0, 0);
+  EXPECT_FALSE(c[0].cost.measured);
+  EXPECT_DOUBLE_EQ(c[0].cost.total(), 32 + 36) << "not 568 of something";
+  EXPECT_DOUBLE_EQ(c[0].cost.move, 500);
+  EXPECT_EQ(Cheapest(c, Shape("x")), 0u);
+  // Of equal work what needs no moving goes first.
+  w[0].waiting_tokens = 64;
+  c = price({.cached_tokens = 64, .transfer_seconds = 0.001}, 0, 0);
+  EXPECT_DOUBLE_EQ(c[0].cost.total(), c[1].cost.total());
+  for (int i = 0; i < 16; ++i) EXPECT_EQ(Cheapest(c, Shape(std::to_string(i))), 1u);
+  // What lies on disk, or elsewhere, is worth the tokens it saves.
+  w[0].store_bytes_per_second = 1;
+  c = price({.cached_tokens = 64, .cold_bytes = 1 << 20}, 0, 0);
+  EXPECT_DOUBLE_EQ(c[0].cost.compute, 36);
+  Holding offered = {.fetch_count = 1};
+  offered.fetches[0] = {.tokens = 64, .bytes = 1, .seconds = 90};
+  c = price(offered, 0, 0);
+  EXPECT_NE(c[0].offer(), nullptr);
+  EXPECT_DOUBLE_EQ(c[0].cost.total(), 64 + 36);
+  // One rate anywhere, and all are seconds.
+  for (const auto& [prompt, any] : {std::pair(10.0, 0.0), std::pair(0.0, 10.0)}) {
+    c = price({.cached_tokens = 64, .transfer_seconds = 500}, prompt, any);
+    EXPECT_TRUE(c[0].cost.measured && c[1].cost.measured);
+    EXPECT_DOUBLE_EQ(c[0].cost.total(), 6.4 + 500 + 3.6);
+  }
+}
+
 TEST(PolicyTest, HashIsFixedForever) {
   // FNV-1a's offset basis over the one zero byte, and a published vector with the byte appended by hand.
   EXPECT_EQ(PlacementHash("", ""), 0xcbf29ce484222325u * 0x100000001b3u);
