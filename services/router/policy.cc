@@ -109,7 +109,7 @@ std::optional<size_t> Cheapest(std::span<const Candidate> candidates, const Requ
     const Candidate& c = candidates[i];
     if (!c.room) continue;
     const Key key = {c.cost.total(), c.cost.measured ? 0 : c.cost.move, -c.load->slabs_free,
-                     -c.load->blocks_free, PlacementHash(request.request_id, c.load->name)};
+                     -c.load->blocks_free, PlacementHash(request.affinity, c.load->name)};
     if (!best || key < best_key) {
       best = i;
       best_key = key;
@@ -141,7 +141,7 @@ std::optional<WorkerChoice> ChooseWorker(std::span<const WorkerLoad> workers,
   return WorkerChoice{.index = *best, .seconds = candidates[*best].cost.total()};
 }
 
-uint64_t PlacementHash(std::string_view request_id, std::string_view worker) {
+uint64_t PlacementHash(std::string_view affinity, std::string_view worker) {
   uint64_t hash = 0xcbf29ce484222325u;
   const auto mix = [&hash](std::string_view bytes) {
     for (const char c : bytes) {
@@ -149,7 +149,7 @@ uint64_t PlacementHash(std::string_view request_id, std::string_view worker) {
       hash *= 0x100000001b3u;
     }
   };
-  mix(request_id);
+  mix(affinity);
   mix(std::string_view("\0", 1));
   mix(worker);
   return hash;

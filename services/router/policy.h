@@ -3,7 +3,7 @@
 // The estimate is the work in front of the request, in seconds where the worker's rate is known:
 // tokens that must be computed before it, plus one per resident sequence (each takes a share of
 // every step), plus its own. Ties go to the worker with more room, then to a stable hash of
-// (request, worker), so that several routers and several runs agree.
+// (affinity, worker), so that several routers and several runs agree and what belongs together stays so.
 #pragma once
 
 #include <array>
@@ -31,7 +31,7 @@ struct WorkerLoad {
 };
 
 struct RequestShape {
-  std::string_view request_id;
+  std::string_view affinity;   // of what belongs together: the same worker wins their ties
   int64_t compute_tokens = 0;  // the worker would compute these
   int64_t blocks = 0;          // latent blocks it would hold
   int64_t context_tokens = 0;  // positions it may reach
@@ -119,6 +119,6 @@ std::optional<WorkerChoice> ChooseWorker(std::span<const WorkerLoad> workers,
                                          std::span<const Holding> holdings = {});
 
 // Stable over processes, compilers and years (FNV-1a over both names with a zero byte between).
-uint64_t PlacementHash(std::string_view request_id, std::string_view worker);
+uint64_t PlacementHash(std::string_view affinity, std::string_view worker);
 
 }  // namespace deltamesh

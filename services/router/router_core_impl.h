@@ -70,6 +70,8 @@ struct RouterRequest {
   std::map<LinkId, IndexMatch> held;  // what workers have of the prompt, as of then
   DecisionLog::Ticket decision = 0;
   std::vector<uint64_t> keys;  // of the prompt's blocks before its last token; empty: not cached
+  std::string affinity;        // RequestShape's, which points here; as of so many keys:
+  size_t keys_named = 0;
 
   int64_t prompt_tokens() const { return static_cast<int64_t>(spec.prompt.size()); }
 };
@@ -160,6 +162,7 @@ class RouterCore::Impl {
   // What workers hold of the request's prompt.
   void LookUp(RouterRequest& r, absl::Time now);
   void NamePrefixes(RouterRequest& r) const;
+  static void SetAffinity(RouterRequest& r);
   // A worker for a part of the request, and why.
   struct Choice {
     Worker* worker = nullptr;

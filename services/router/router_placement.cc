@@ -180,8 +180,23 @@ void RouterCore::Impl::NamePrefixes(RouterRequest& r) const {
   for (const PrefixKey& key : chain.keys()) r.keys.push_back(key.index());
 }
 
+// Who comes back is known by its session or by the key that its client gave, else by how its prompt begins.
+void RouterCore::Impl::SetAffinity(RouterRequest& r) {
+  if (r.spec.cache.session() != 0) {
+    r.affinity = absl::StrFormat("session %016x", r.spec.cache.session());
+  } else if (!r.keys.empty()) {
+    r.affinity = absl::StrFormat("prefix %016x", r.keys.front());
+  } else {
+    r.affinity = r.spec.request_id;
+  }
+}
+
 void RouterCore::Impl::LookUp(RouterRequest& r, absl::Time now) {
   NamePrefixes(r);
+  if (r.affinity.empty() || r.keys_named != r.keys.size()) {
+    r.keys_named = r.keys.size();
+    SetAffinity(r);
+  }
   if (r.looked_up_version == prefixes.version()) return;
   r.looked_up_version = prefixes.version();
   r.looked_up = now;
@@ -294,7 +309,7 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const Ro
   const int64_t block = BlockTokens();
   // The worker that failed last is taken only when no other has room.
   for (const bool avoid : {true, false}) {
-    prefills_.Start({.request_id = r.spec.request_id,
+    prefills_.Start({.affinity = r.affinity,
                      .compute_tokens = position,
                      .blocks = position / block,
                      .context_tokens = position});
@@ -319,7 +334,7 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
                                                                        double hidden_seconds) {
   const int64_t block = BlockTokens(), reach = r.prompt_tokens() + r.spec.max_tokens;
   Priced& priced = handoff ? decodes_ : alone_;
-  priced.Start({.request_id = r.spec.request_id,
+  priced.Start({.affinity = r.affinity,
                 .compute_tokens = handoff ? r.prompt_tokens() - position : r.prompt_tokens(),
                 .blocks = CeilDiv(reach, block),
                 .context_tokens = reach,

@@ -12,28 +12,49 @@ TEST_F(OpenAiHttpTest, CacheHintsReachTheWorkers) {
   Chat(R"("prompt_cache_key": "one")");
   Chat(R"("prompt_cache_key": "two")");
   Chat(R"("prompt_cache_key": "one", "cache_salt": "s")");
-  RawHttp client(server->port());
-  const std::string body = R"({"messages":[{"role":"user","content":"Hi"}]})";
-  std::string request = RawHttp::Post("/v1/chat/completions", body);
-  request.insert(request.find("\r\n") + 2, "X-Claude-Code-Session-Id: one\r\n");
-  client.Send(request);
-  EXPECT_EQ(client.ReadResponse().status, 200);
   Chat();
   const auto started = mesh->started();
-  ASSERT_EQ(started.size(), 5u);
+  ASSERT_EQ(started.size(), 4u);
   const uint64_t one = started[0].cache().session();
   EXPECT_NE(one, 0u);
   EXPECT_NE(started[1].cache().session(), one);
   EXPECT_NE(started[2].cache().session(), one) << "another tenant's";
   EXPECT_EQ(started[2].cache().salt(), "s");
-  EXPECT_EQ(started[3].cache().session(), one) << "an agent's header names it too";
-  EXPECT_EQ(started[4].cache().session(), 0u);
+  EXPECT_EQ(started[3].cache().session(), 0u);
   // Names over HTTP tell requests that belong together. They are no sessions, and no session's.
   EXPECT_EQ(mesh->router->snapshot().gauges.sessions, 0);
   EXPECT_NE(one, SessionNumber(MakeSessionId("", "one")));
   EXPECT_THAT(Chat(R"("cache_salt": 5)").body, HasSubstr("cache_salt"));
   EXPECT_THAT(Chat("\"prompt_cache_key\": \"" + std::string(257, 'x') + "\"").body,
               HasSubstr("prompt_cache_key: 257 bytes"));
+}
+
+// By the headers that agents send; the body's own key goes first, and what cannot be a name is none.
+TEST_F(OpenAiHttpTest, AgentsHeadersNameWhatBelongsTogether) {
+  Start();
+  Chat(R"("prompt_cache_key": "one")");
+  Chat(R"("prompt_cache_key": "two")");
+  const uint64_t one = mesh->started()[0].cache().session();
+  const uint64_t two = mesh->started()[1].cache().session();
+  ASSERT_NE(one, two);
+  const auto named = [&](const std::string& header, const std::string& more = "") {
+    RawHttp client(server->port());
+    std::string request = RawHttp::Post(
+        "/v1/chat/completions", R"({"messages":[{"role":"user","content":"Hi"}])" + more + "}");
+    request.insert(request.find("\r\n") + 2, header + "\r\n");
+    client.Send(request);
+    EXPECT_EQ(client.ReadResponse().status, 200) << header;
+    return mesh->started().back().cache().session();
+  };
+  for (const char* header :
+       {"X-Claude-Code-Session-Id", "session-id", "Session_Id", "X-Session-Affinity"}) {
+    EXPECT_EQ(named(std::string(header) + ": one"), one) << header;
+    EXPECT_EQ(named(std::string(header) + ": one", R"(, "prompt_cache_key": "two")"), two)
+        << header;
+    EXPECT_EQ(named(std::string(header) + ": " + std::string(257, 'x')), 0u) << header;
+  }
+  EXPECT_EQ(named("X-Session-Affinity: two\r\nsession-id: one"), one) << "the order is fixed";
+  EXPECT_EQ(named("X-Some-Session: one"), 0u);
 }
 
 // A turn names a session and brings only what is new; workers are sent what the whole conversation would be.

@@ -12,7 +12,7 @@ WorkerLoad Load(const std::string& name) {
   return {.name = name, .slabs_free = 4, .blocks_free = 64, .context_tokens = 1000};
 }
 RequestShape Shape(std::string_view id) {
-  return {.request_id = id, .compute_tokens = 100, .blocks = 2, .context_tokens = 128};
+  return {.affinity = id, .compute_tokens = 100, .blocks = 2, .context_tokens = 128};
 }
 
 std::optional<size_t> Choose(std::span<const WorkerLoad> workers, const RequestShape& request,
