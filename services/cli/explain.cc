@@ -3,11 +3,15 @@
 #include <google/protobuf/util/json_util.h>
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "deltamesh/v1/operations.grpc.pb.h"
+#include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
 
 namespace deltamesh {
@@ -36,14 +40,25 @@ std::string Found(const v1::RequestExplanation& r) {
 
 std::string Fetch(const v1::PlacementCandidate& c) {
   if (c.fetch_from().empty()) return "";
-  return absl::StrFormat(", %d of them fetched from %s%s: %s in %s", c.fetch_tokens(),
-                         c.fetch_from(), c.fetch_cold() ? "'s disk" : "", Bytes(c.fetch_bytes()),
-                         Seconds(c.fetch_seconds()));
+  return absl::StrFormat(", %d of them fetched from %s%s: %s%s", c.fetch_tokens(), c.fetch_from(),
+                         c.fetch_cold() ? "'s disk" : "", Bytes(c.fetch_bytes()),
+                         c.has_fetch_seconds() ? " in " + Seconds(c.fetch_seconds()) : "");
+}
+
+// Nobody has measured a rate: who has less to do is known, and not how long it takes.
+std::string RelativeLine(const v1::PlacementCandidate& c, const std::string& who) {
+  const std::string cost =
+      c.room() ? absl::StrFormat("not measured yet: %.0f tokens of work", c.relative_cost())
+               : "no room";
+  return absl::StrFormat("  %s %-32s %s, its own %d (%d cached%s), %s to move\n",
+                         c.chosen() ? "*" : " ", who, cost, c.compute_tokens(), c.cached_tokens(),
+                         Fetch(c), Bytes(c.move_bytes() + c.fetch_bytes()));
 }
 
 std::string Line(const v1::PlacementCandidate& c) {
   const std::string who =
       c.prefill().empty() ? c.decode() + " alone" : c.prefill() + " -> " + c.decode();
+  if (c.has_relative_cost()) return RelativeLine(c, who);
   const std::string total =
       c.room()
           ? Seconds(c.queue_seconds() + c.move_seconds() + c.compute_seconds() + c.stall_seconds())
@@ -55,6 +70,12 @@ std::string Line(const v1::PlacementCandidate& c) {
       c.chosen() ? "*" : " ", who, total, Seconds(c.queue_seconds()), Seconds(c.move_seconds()),
       Bytes(c.move_bytes() + c.fetch_bytes()), Seconds(c.compute_seconds()), c.compute_tokens(),
       c.cached_tokens(), Fetch(c), stall);
+}
+
+std::string Trace(const v1::RequestExplanation& r) {
+  if (r.trace_id().empty()) return "";
+  return absl::StrFormat("  trace %s, span %s of %s\n", r.trace_id(), r.span_id(),
+                         r.parent_span_id());
 }
 
 std::string Outcome(const v1::RequestExplanation& r) {
@@ -85,10 +106,15 @@ std::string Outcome(const v1::RequestExplanation& r) {
 
 std::string DescribeRequest(const v1::RequestExplanation& r) {
   std::string out = absl::StrFormat(
-      "%s  %s\n  prompt %d tokens, cost %d; %s\n", r.request_id(),
+      "%s  %s\n%s", r.request_id(),
       absl::FormatTime("%Y-%m-%d %H:%M:%S", absl::FromUnixMillis(r.submitted_unix_ms()),
                        absl::UTCTimeZone()),
-      r.prompt_tokens(), r.cost_tokens(), Found(r));
+      Trace(r));
+  if (r.refused()) {
+    return out + absl::StrFormat("  %s, %s: %s\n", r.reason(), r.status(), r.message());
+  }
+  out += absl::StrFormat("  prompt %d tokens, cost %d; %s\n", r.prompt_tokens(), r.cost_tokens(),
+                         Found(r));
   if (r.placements() > 0) {
     out += absl::StrFormat("  placed %d time%s after %s in the queue, %s%s:\n", r.placements(),
                            r.placements() == 1 ? "" : "s", Seconds(r.waited_seconds()), r.reason(),
@@ -105,6 +131,8 @@ std::string DescribeRequest(const v1::RequestExplanation& r) {
 void AddExplainFlags(CLI::App* app, ExplainOptions* o) {
   app->add_option("request", o->request_id,
                   "the request: its X-Request-Id, or the client's name of it (default: the last)");
+  app->add_option("--trace", o->trace_id,
+                  "instead of a request: the trace, as 32 hex digits of its clients' traceparent");
   app->add_option("--router", o->router, "host:port of the router's gRPC port")
       ->envname("DELTAMESH_ROUTER")
       ->capture_default_str();
@@ -117,19 +145,51 @@ void AddExplainFlags(CLI::App* app, ExplainOptions* o) {
       ->capture_default_str();
 }
 
+namespace {
+
+absl::Status Check(const ExplainOptions& options) {
+  if (!options.request_id.empty() && !options.trace_id.empty()) {
+    return InvalidArgument("--trace: with a request; ask for one of them");
+  }
+  // So are all that routers take and give.
+  for (const auto& [what, id] :
+       {std::pair{"the request", &options.request_id}, std::pair{"--trace", &options.trace_id}}) {
+    const auto odd = std::find_if(id->begin(), id->end(),
+                                  [](unsigned char c) { return c <= 0x20 || c >= 0x7F; });
+    if (odd == id->end()) continue;
+    return InvalidArgument(
+        "%s: \"%s\" holds a blank, or a byte that is not printable ASCII, after %d; no id does",
+        what, SafeMessage(*id, 200), odd - id->begin());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StatusOf(const grpc::Status& status, const std::string& router) {
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+      status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    return Unavailable(
+        "--router: no router answers at %s (%s); give the host:port of a running one's gRPC port, "
+        "or start one with `deltamesh serve`",
+        router, status.error_message());
+  }
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+}  // namespace
+
 absl::Status RunExplain(const ExplainOptions& options, std::ostream& out) {
+  RETURN_IF_ERROR(Check(options));
   const auto stub = v1::Operations::NewStub(
       grpc::CreateChannel(options.router, grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(options.seconds)));
   v1::ExplainRequest request;
   request.set_request_id(options.request_id);
+  request.set_trace_id(options.trace_id);
   request.set_last(options.last);
   v1::ExplainResponse response;
   const grpc::Status status = stub->Explain(&context, request, &response);
-  if (!status.ok()) {
-    return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-  }
+  if (!status.ok()) return StatusOf(status, options.router);
   google::protobuf::util::JsonPrintOptions print;
   print.preserve_proto_field_names = true;
   print.always_print_primitive_fields = true;

@@ -17,6 +17,7 @@ namespace deltamesh {
 struct ExplainOptions {
   std::string router = "127.0.0.1:8081";
   std::string request_id;  // empty: the last ones
+  std::string trace_id;    // in place of a request
   uint32_t last = 10;
   bool json = false;
   double seconds = 10;  // the call's deadline

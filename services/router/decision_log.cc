@@ -37,6 +37,8 @@ const char* DecisionReasonName(DecisionReason reason) {
       return "only one with room";
     case DecisionReason::kRefused:
       return "never placed";
+    case DecisionReason::kTurnedAway:
+      return "refused before the queue";
   }
   return "waits";
 }
@@ -58,26 +60,57 @@ void Decision::Add(const DecisionCandidate& candidate) {
   *at = candidate;
 }
 
-DecisionLog::Ticket DecisionLog::Begin(std::string_view request_id, absl::Time now) {
-  Decision& d = ring_[begun_ % ring_.size()];
+Decision& DecisionLog::Ring::Next() {
+  Decision& d = slots[begun++ % slots.size()];
   Clear(d);
+  return d;
+}
+
+const Decision* DecisionLog::Ring::Back(uint64_t back) const {
+  if (back >= std::min<uint64_t>(begun, slots.size())) return nullptr;
+  return &slots[(begun - 1 - back) % slots.size()];
+}
+
+DecisionLog::Ticket DecisionLog::Begin(std::string_view request_id, absl::Time now) {
+  Decision& d = decided_.Next();
   d.request_id.assign(request_id);
   d.submitted = now;
-  return ++begun_;
+  d.order = decided_.begun + refused_.begun;
+  return decided_.begun;
 }
 
 Decision* DecisionLog::At(Ticket ticket) {
-  if (ticket == 0 || begun_ - ticket >= ring_.size()) return nullptr;
-  return &ring_[(ticket - 1) % ring_.size()];
+  if (ticket == 0 || decided_.begun - ticket >= decided_.slots.size()) return nullptr;
+  return &decided_.slots[(ticket - 1) % decided_.slots.size()];
+}
+
+const Decision& DecisionLog::Refuse(const RefusedRequest& refusal, absl::Time now) {
+  Decision& d = refused_.Next();
+  d.request_id.assign(refusal.request_id);
+  d.trace = refusal.trace;
+  d.submitted = now;
+  d.order = decided_.begun + refused_.begun;
+  d.prompt_tokens = refusal.prompt_tokens;
+  d.reason = DecisionReason::kTurnedAway;
+  d.seconds = 0;
+  d.code = refusal.status.code();
+  const std::string_view why(refusal.status.message().data(), refusal.status.message().size());
+  d.message.assign(why.substr(0, Decision::kMessageBytesMax));
+  return d;
 }
 
 template <typename Wanted>
 std::vector<const Decision*> DecisionLog::Select(size_t most, Wanted wanted) const {
   std::vector<const Decision*> out;
-  const uint64_t held = std::min<uint64_t>(begun_, ring_.size());
-  for (uint64_t back = 0; back < held && out.size() < most; ++back) {
-    const Decision& d = ring_[(begun_ - 1 - back) % ring_.size()];
-    if (wanted(d)) out.push_back(&d);
+  uint64_t decided = 0, refused = 0;
+  while (out.size() < most) {
+    const Decision* a = decided_.Back(decided);
+    const Decision* b = refused_.Back(refused);
+    if (a == nullptr && b == nullptr) break;
+    const bool first = b == nullptr || (a != nullptr && a->order > b->order);
+    ++(first ? decided : refused);
+    const Decision* d = first ? a : b;
+    if (wanted(*d)) out.push_back(d);
   }
   return out;
 }
@@ -88,6 +121,10 @@ std::vector<const Decision*> DecisionLog::Find(std::string_view request_id, size
     return id == request_id || (id.starts_with(request_id) && id.size() > request_id.size() &&
                                 id[request_id.size()] == '/');
   });
+}
+
+std::vector<const Decision*> DecisionLog::FindTrace(std::string_view trace_id, size_t most) const {
+  return Select(most, [&](const Decision& d) { return d.trace.trace_id == trace_id; });
 }
 
 std::vector<const Decision*> DecisionLog::Last(size_t most) const {

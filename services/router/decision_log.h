@@ -3,6 +3,9 @@
 // A ring of fixed size whose slots are filled anew: nobody asking costs a few assignments for each request
 // and, once every slot was used, no memory.
 //
+// What was refused before it came into the queue has a smaller ring of its own: who is refused again
+// and again does not push out what was served.
+//
 // Not thread-safe: part of the router's core.
 #pragma once
 
@@ -14,6 +17,8 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "runtime/base/ids.h"
+#include "services/common/trace_context.h"
 #include "services/router/policy.h"
 
 namespace deltamesh {
@@ -35,18 +40,22 @@ struct DecisionCandidate {
 };
 
 enum class DecisionReason {
-  kNone,      // it waits still
-  kCheapest,  // of several
-  kOnly,      // no other has room
-  kRefused,   // ended before it was placed
+  kNone,        // it waits still
+  kCheapest,    // of several
+  kOnly,        // no other has room
+  kRefused,     // ended before it was placed
+  kTurnedAway,  // never came into the queue
 };
 const char* DecisionReasonName(DecisionReason reason);
 
 struct Decision {
   static constexpr size_t kCandidatesMax = 16;
+  static constexpr size_t kMessageBytesMax = 256;
 
   std::string request_id;
+  TraceContext trace;  // its client's, if there is one
   absl::Time submitted;
+  uint64_t order = 0;  // of all decisions
   int64_t prompt_tokens = 0;
   int64_t cost_tokens = 0;      // in the queue
   bool named = false;           // its prefixes were looked up
@@ -57,6 +66,7 @@ struct Decision {
   int64_t placements = 0;
   double waited_seconds = 0;
   DecisionReason reason = DecisionReason::kNone;
+  bool measured = false;  // candidates' costs are seconds; else nobody had measured a rate: tokens
   std::array<DecisionCandidate, kCandidatesMax>
       candidates;  // cheapest first; the chosen one is among them
   size_t candidate_count = 0;
@@ -80,28 +90,49 @@ struct Decision {
   void Add(const DecisionCandidate& candidate);  // keeps the cheapest
 };
 
+// A request that was refused before it came into the queue, and why.
+struct RefusedRequest {
+  RequestId request_id;
+  TraceContext trace;
+  int64_t prompt_tokens = 0;  // 0: perhaps not known
+  absl::Status status;
+};
+
 class DecisionLog {
  public:
+  static constexpr int64_t kRefusalsShare = 4;  // of so many slots one more for refusals
   // A request's place: valid until the ring has come round.
   using Ticket = uint64_t;
 
-  explicit DecisionLog(int64_t decisions) : ring_(static_cast<size_t>(decisions)) {}
+  explicit DecisionLog(int64_t decisions)
+      : decided_(static_cast<size_t>(decisions)),
+        refused_(static_cast<size_t>((decisions + kRefusalsShare - 1) / kRefusalsShare)) {}
 
   // A slot as new, but for the memory of its strings. 0 is no ticket.
   Ticket Begin(std::string_view request_id, absl::Time now);
   // Null once the slot was given to another.
   Decision* At(Ticket ticket);
+  const Decision& Refuse(const RefusedRequest& refusal, absl::Time now);
 
-  // By a request's whole id, or by the client's name of it: the newest first.
+  // By a request's whole id, or by the client's name of it, or by its trace: the newest first.
   std::vector<const Decision*> Find(std::string_view request_id, size_t most) const;
+  std::vector<const Decision*> FindTrace(std::string_view trace_id, size_t most) const;
   std::vector<const Decision*> Last(size_t most) const;
 
  private:
+  struct Ring {
+    explicit Ring(size_t size) : slots(size) {}
+    Decision& Next();
+    // The newest is 0 back; null where there is none.
+    const Decision* Back(uint64_t back) const;
+
+    std::vector<Decision> slots;
+    uint64_t begun = 0;
+  };
   template <typename Wanted>
   std::vector<const Decision*> Select(size_t most, Wanted wanted) const;
 
-  std::vector<Decision> ring_;
-  uint64_t begun_ = 0;
+  Ring decided_, refused_;
 };
 
 }  // namespace deltamesh

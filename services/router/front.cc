@@ -255,6 +255,12 @@ RequestId Front::MakeRequestId(const std::string& client_id) const {
   return client_id.empty() ? drawn : client_id + "/" + drawn;
 }
 
+TraceContext Front::StartTrace(std::string_view traceparent) const {
+  TraceContext trace = ParseTraceParent(traceparent);
+  if (!trace.empty()) trace.span_id = SpanId(entropy_->Next());
+  return trace;
+}
+
 absl::StatusOr<PreparedRequest> Front::Prepare(GenerateSpec spec) const {
   RETURN_IF_ERROR(CheckModel(spec.model));
   RETURN_IF_ERROR(CheckRequestId(spec.request_id));

@@ -104,6 +104,8 @@ class Front {
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const FrontOptions& options() const { return options_; }
   RequestId MakeRequestId(const std::string& client_id) const;
+  // The trace that a client's traceparent names, with a span of the request's own; empty when it names none.
+  TraceContext StartTrace(std::string_view traceparent) const;
 
  private:
   Front(FrontOptions options, Entropy* entropy) : options_(std::move(options)), entropy_(entropy) {}

@@ -29,12 +29,20 @@ absl::Status OfSession(const absl::Status& status) {
   return stale ? absl::InvalidArgumentError(MessageOf(status)) : status;
 }
 
+// What names the request in its answer.
+HttpHeaders Identify(const RequestId& id, const TraceContext& trace) {
+  HttpHeaders headers = {{"X-Request-Id", id}};
+  if (!trace.empty()) headers.emplace_back(kTraceResponse, TraceResponse(trace));
+  return headers;
+}
+
 // One answer on its way to an HTTP client. Called on the router's thread.
 class HttpAnswer final : public AnswerSink {
  public:
-  HttpAnswer(RequestId id, ReplyWriter writer, bool chat, bool stream,
+  HttpAnswer(RequestId id, const TraceContext& trace, ReplyWriter writer, bool chat, bool stream,
              std::shared_ptr<HttpResponder> responder, RouterServer* router)
       : id_(std::move(id)),
+        headers_(Identify(id_, trace)),
         writer_(std::move(writer)),
         chat_(chat),
         stream_(stream),
@@ -49,7 +57,7 @@ class HttpAnswer final : public AnswerSink {
   void OnEnd(AnswerEnd end) override {
     if (!stream_) {
       HttpResponse response;
-      response.headers = Headers();
+      response.headers = headers_;
       response.body = writer_.Whole(end);
       return responder_->Send(std::move(response));
     }
@@ -63,7 +71,7 @@ class HttpAnswer final : public AnswerSink {
   void OnError(const absl::Status& status) override {
     if (!begun_) {
       HttpResponse response = ErrorReply(OfSession(chat_ ? OfMessages(status) : status));
-      for (auto& header : Headers()) response.headers.push_back(std::move(header));
+      response.headers.insert(response.headers.end(), headers_.begin(), headers_.end());
       return responder_->Send(std::move(response));
     }
     Write({ErrorReply(status).body});
@@ -71,8 +79,6 @@ class HttpAnswer final : public AnswerSink {
   }
 
  private:
-  HttpHeaders Headers() const { return {{"X-Request-Id", id_}}; }
-
   // The status line waits for the first output, so that a request that fails before has a status of its
   // own.
   void Write(const std::vector<std::string>& chunks) {
@@ -81,7 +87,7 @@ class HttpAnswer final : public AnswerSink {
       begun_ = true;
       HttpResponse head;
       head.content_type = "text/event-stream; charset=utf-8";
-      head.headers = Headers();
+      head.headers = headers_;
       head.headers.emplace_back("Cache-Control", "no-cache");
       head.headers.emplace_back("X-Accel-Buffering",
                                 "no");  // proxies that would collect the stream
@@ -93,6 +99,7 @@ class HttpAnswer final : public AnswerSink {
   }
 
   const RequestId id_;
+  const HttpHeaders headers_;
   ReplyWriter writer_;
   const bool chat_;
   const bool stream_;
@@ -144,6 +151,14 @@ std::string_view SessionHeader(const HttpRequest& request) {
     if (!value.empty() && value.size() <= kCacheTextBytesMax) return value;
   }
   return {};
+}
+
+// Two of them say nothing.
+std::string_view TraceParentOf(const HttpRequest& request) {
+  const auto named = [](const auto& header) { return header.first == kTraceParent; };
+  const auto& all = request.headers;
+  return std::count_if(all.begin(), all.end(), named) == 1 ? request.Header(kTraceParent)
+                                                           : std::string_view();
 }
 
 Json ModelJson(const v1::ModelInfo& info, int64_t created) {
@@ -199,35 +214,53 @@ void OpenAiHttp::Models(const std::string& name, HttpResponder* responder) const
   responder->Send(std::move(response));
 }
 
+OpenAiHttp::Origin OpenAiHttp::OriginOf(const HttpRequest& request) const {
+  return {front_->MakeRequestId(""), front_->StartTrace(TraceParentOf(request))};
+}
+
+void OpenAiHttp::Refuse(const Origin& origin, const absl::Status& status,
+                        HttpResponder* responder) const {
+  router_->NoteRefusal({.request_id = origin.id, .trace = origin.trace, .status = status});
+  HttpResponse response = ErrorReply(status);
+  for (auto& header : Identify(origin.id, origin.trace)) {
+    response.headers.push_back(std::move(header));
+  }
+  responder->Send(std::move(response));
+}
+
 void OpenAiHttp::Accept(HttpRequest request, bool chat, std::shared_ptr<HttpResponder> responder) {
-  if (!pool_->Takes(request.body.size())) return Complete(request, chat, std::move(responder));
+  Origin origin = OriginOf(request);
+  if (!pool_->Takes(request.body.size())) return Complete(request, origin, chat, responder);
   absl::Status status = router_->Admits();
   if (status.ok()) {
     auto held = std::make_shared<HttpRequest>(std::move(request));
-    status = pool_->Post([this, held, chat, responder] { Complete(*held, chat, responder); });
+    status = pool_->Post(
+        [this, held, origin, chat, responder] { Complete(*held, origin, chat, responder); });
   }
-  if (!status.ok()) responder->Send(ErrorReply(status));
+  if (!status.ok()) Refuse(origin, status, responder.get());
 }
 
-void OpenAiHttp::Complete(const HttpRequest& request, bool chat,
+void OpenAiHttp::Complete(const HttpRequest& request, const Origin& origin, bool chat,
                           std::shared_ptr<HttpResponder> responder) {
   const absl::StatusOr<Json> body = ParseJson(request.body, "body");
-  if (!body.ok()) return responder->Send(ErrorReply(body.status()));
+  if (!body.ok()) return Refuse(origin, body.status(), responder.get());
   absl::StatusOr<OpenAiRequest> parsed = chat ? ParseChatCompletion(*body) : ParseCompletion(*body);
-  if (!parsed.ok()) return responder->Send(ErrorReply(parsed.status()));
+  if (!parsed.ok()) return Refuse(origin, parsed.status(), responder.get());
   if (const absl::Status size =
           front_->CheckSize(parsed->spec.input, router_->snapshot().context_tokens);
       !size.ok()) {
-    return responder->Send(ErrorReply(size));
+    return Refuse(origin, size, responder.get());
   }
   const bool logprobs = parsed->spec.logprobs.has_value();
   if (parsed->spec.cache.session().empty()) {
     parsed->spec.cache.set_session(std::string(SessionHeader(request)));
   }
   absl::StatusOr<PreparedRequest> prepared = front_->Prepare(std::move(parsed->spec));
-  if (!prepared.ok()) return responder->Send(ErrorReply(prepared.status()));
+  if (!prepared.ok()) return Refuse(origin, prepared.status(), responder.get());
 
-  const RequestId id = prepared->request.request_id;
+  const RequestId& id = origin.id;
+  prepared->request.request_id = prepared->client_id = id;
+  prepared->request.trace = origin.trace;
   ReplyWriter writer({.id = (chat ? "chatcmpl-" : "cmpl-") + id,
                       .model = front_->model_info().name(),
                       .created = absl::ToUnixSeconds(router_->now()),
@@ -235,8 +268,8 @@ void OpenAiHttp::Complete(const HttpRequest& request, bool chat,
                       .logprobs = logprobs,
                       .include_usage = parsed->include_usage},
                      &front_->tokenizer());
-  auto answer =
-      std::make_shared<HttpAnswer>(id, std::move(writer), chat, parsed->stream, responder, router_);
+  auto answer = std::make_shared<HttpAnswer>(id, origin.trace, std::move(writer), chat,
+                                             parsed->stream, responder, router_);
   router_->Generate(*std::move(prepared), answer);
   // After Generate, so that a client that is gone already is cancelled and not missed.
   responder->OnGone([router = router_, id] { router->Cancel(id); });

@@ -23,9 +23,18 @@ class OpenAiHttp final : public HttpHandler {
   HttpResponse Refusal(int status, std::string why, std::string_view target) override;
 
  private:
+  // A request for a completion, as it is called from its arrival on.
+  struct Origin {
+    RequestId id;
+    TraceContext trace;
+  };
+  Origin OriginOf(const HttpRequest& request) const;
   // Large bodies go through the pool; the answer comes later then.
   void Accept(HttpRequest request, bool chat, std::shared_ptr<HttpResponder> responder);
-  void Complete(const HttpRequest& request, bool chat, std::shared_ptr<HttpResponder> responder);
+  void Complete(const HttpRequest& request, const Origin& origin, bool chat,
+                std::shared_ptr<HttpResponder> responder);
+  // Before the router was asked; it is told.
+  void Refuse(const Origin& origin, const absl::Status& status, HttpResponder* responder) const;
   void Models(const std::string& name, HttpResponder* responder) const;
 
   const Front* const front_;

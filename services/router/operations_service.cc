@@ -14,21 +14,26 @@ namespace {
 
 constexpr uint32_t kLastDefault = 10;
 
+void FillEstimate(const DecisionCandidate& c, v1::PlacementCandidate* out) {
+  if (!c.cost.measured) return out->set_relative_cost(c.cost.total());
+  out->set_queue_seconds(c.cost.queue);
+  out->set_move_seconds(c.cost.move);
+  out->set_fetch_seconds(c.fetch_seconds);
+  out->set_compute_seconds(c.cost.compute);
+  out->set_stall_seconds(c.cost.stall);
+}
+
 void FillCandidate(const DecisionCandidate& c, bool chosen, v1::PlacementCandidate* out) {
   out->set_prefill(c.prefill);
   out->set_decode(c.decode);
   out->set_cached_tokens(static_cast<uint64_t>(c.cached_tokens));
   out->set_compute_tokens(static_cast<uint64_t>(c.compute_tokens));
   out->set_move_bytes(static_cast<uint64_t>(c.move_bytes));
-  out->set_queue_seconds(c.cost.queue);
-  out->set_move_seconds(c.cost.move);
+  FillEstimate(c, out);
   out->set_fetch_from(c.fetch_from);
   out->set_fetch_tokens(static_cast<uint64_t>(c.fetch_tokens));
   out->set_fetch_bytes(static_cast<uint64_t>(c.fetch_bytes));
-  out->set_fetch_seconds(c.fetch_seconds);
   out->set_fetch_cold(c.fetch_cold);
-  out->set_compute_seconds(c.cost.compute);
-  out->set_stall_seconds(c.cost.stall);
   out->set_room(c.room);
   out->set_chosen(chosen);
 }
@@ -38,10 +43,20 @@ absl::Status Answer(const RouterCore& core, const v1::ExplainRequest& request,
   const size_t most =
       std::min(request.last() == 0 ? kLastDefault : request.last(), OperationsService::kLastMax);
   const std::string& id = request.request_id();
-  const auto found = id.empty() ? core.decisions().Last(most) : core.decisions().Find(id, most);
-  if (!id.empty() && found.empty()) {
-    return NotFound("request_id: \"%s\" is not among the last %d requests of this router",
-                    SafeMessage(id.substr(0, 200)), core.options().decisions_max);
+  const std::string& trace = request.trace_id();
+  if (!id.empty() && !trace.empty()) {
+    return InvalidArgument("trace_id: with request_id; ask for one of them");
+  }
+  const DecisionLog& log = core.decisions();
+  const auto found = !trace.empty() ? log.FindTrace(trace, most)
+                     : id.empty()   ? log.Last(most)
+                                    : log.Find(id, most);
+  if (found.empty() && !(id.empty() && trace.empty())) {
+    return NotFound("%s: \"%s\" is not among the last %d requests of this router%s",
+                    trace.empty() ? "request_id" : "trace_id",
+                    SafeMessage((trace.empty() ? id : trace).substr(0, 200)),
+                    core.options().decisions_max,
+                    trace.empty() ? "" : "; clients send it in their header traceparent");
   }
   for (const Decision* decision : found) FillExplanation(*decision, response->add_requests());
   return absl::OkStatus();
@@ -67,6 +82,11 @@ void FillExplanation(const Decision& d, v1::RequestExplanation* out) {
   }
   out->set_candidates_left_out(static_cast<uint32_t>(d.candidates_left_out));
   out->set_reason(DecisionReasonName(d.reason));
+  out->set_trace_id(d.trace.trace_id);
+  out->set_parent_span_id(d.trace.parent_id);
+  out->set_span_id(d.trace.span_id);
+  out->set_measured(d.measured);
+  out->set_refused(d.reason == DecisionReason::kTurnedAway);
   out->set_handoffs_refused(static_cast<uint32_t>(d.handoffs_refused));
   out->set_handoff_bytes(count(d.handoff_bytes));
   out->set_handoff_seconds(d.handoff_seconds);

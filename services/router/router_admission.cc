@@ -61,8 +61,10 @@ absl::Status RouterCore::Impl::Submit(ClientRequest spec, absl::Time now) {
   Enqueue(r);
   time = now;
   r.decision = decisions.Begin(r.spec.request_id, now);
-  decisions.At(r.decision)->prompt_tokens = r.prompt_tokens();
-  decisions.At(r.decision)->cost_tokens = r.cost;
+  Decision& decision = *decisions.At(r.decision);
+  decision.trace = r.spec.trace;
+  decision.prompt_tokens = r.prompt_tokens();
+  decision.cost_tokens = r.cost;
   const RequestId id = r.spec.request_id;
   requests.emplace(id, std::move(r));
   // A placement of this request that ends it at once is the caller's error, not an action.

@@ -249,6 +249,10 @@ std::optional<mesh::ModelIdentity> RouterCore::identity() const {
 int64_t RouterCore::context_tokens() const { return impl_->ContextTokens(); }
 absl::Duration RouterCore::RetryAfter() const { return impl_->RetryAfter(impl_->waiting.tokens()); }
 const DecisionLog& RouterCore::decisions() const { return impl_->decisions; }
+void RouterCore::NoteRefusal(const RefusedRequest& refusal, absl::Time now) {
+  impl_->TurnAway(refusal, now);
+}
+void RouterCore::OnConcluded(Concluded concluded) { impl_->concluded = std::move(concluded); }
 const RouterCounters& RouterCore::counters() const { return impl_->counters; }
 
 RouterGauges RouterCore::gauges() const {

@@ -30,6 +30,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -59,6 +60,7 @@ struct ClientRequest {
   // Names of the prompt's blocks before its last token (PrefixKey::index), where they are known already;
   // empty: the router names them.
   std::vector<uint64_t> prefix_keys;
+  TraceContext trace;   // the client's, if it has one
   SessionId session;    // whose turn this is; empty: nobody's
   bool append = false;  // to that session: refused while another turn of it runs
 };
@@ -197,6 +199,12 @@ class RouterCore {
   absl::Duration RetryAfter() const;
   // Why the last requests went where they went.
   const DecisionLog& decisions() const;
+  // One that Submit refused, or that was refused before.
+  void NoteRefusal(const RefusedRequest& refusal, absl::Time now);
+  // Hears of each request when it has ended or was refused, with all that is known of it: the place of an
+  // exporter of spans. Called by whoever calls the core; must not block.
+  using Concluded = std::function<void(const Decision&)>;
+  void OnConcluded(Concluded concluded);
   const RouterCounters& counters() const;
   RouterGauges gauges() const;
 

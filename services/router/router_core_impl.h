@@ -89,6 +89,7 @@ class RouterCore::Impl {
   // Frees a request without a word to the client.
   // A client that got what it wanted took `taken` tokens of the answer; nothing: it left.
   bool Cancel(const RequestId& id, std::optional<int64_t> taken, absl::Time now);
+  void TurnAway(const RefusedRequest& refusal, absl::Time now);
   void CallSession(SessionCall call, absl::Time now);
   void OnMessage(LinkId link, const mesh::WorkerMessage& message, absl::Time now);
   void LoseWorker(const LostWorker& lost, const absl::Status& why, absl::Time now);
@@ -107,6 +108,7 @@ class RouterCore::Impl {
   mutable Membership members;
   std::map<RequestId, RouterRequest> requests;  // ordered: what happens must not depend on a hash
   DecisionLog decisions;
+  RouterCore::Concluded concluded;
   FairQueue waiting;
   DrainRate drain;
   double answer_tokens = 256;  // how long answers are, mostly of late

@@ -1,4 +1,4 @@
-// What DecisionLog is told of a request, and the one line of the log that says it all.
+// What DecisionLog is told of a request, the one line of the log that says it all, and who else hears of it.
 #include <algorithm>
 #include <numeric>
 
@@ -10,7 +10,6 @@ namespace deltamesh {
 namespace {
 
 constexpr size_t kOfEachMax = 4;  // workers of a kind whose pairs are noted
-constexpr size_t kMessageBytesMax = 256;
 
 // The cheapest few, those with room first.
 std::vector<size_t> CheapestFew(const std::vector<Candidate>& candidates, size_t most) {
@@ -55,16 +54,69 @@ void AddFetch(const FetchOffer& offer, const std::string& from, DecisionCandidat
   out.fetch_cold = offer.cold;
 }
 
-// "prefill-0>decode-1 0.0312 decode-1 0.4" for people who grep.
+// "prefill-0>decode-1 0.0312 decode-1 0.4" for people who grep: seconds, or tokens while nothing is measured.
 std::string Others(const Decision& d) {
   std::string out;
   for (size_t i = 0; i < std::min(d.candidate_count, kOfEachMax); ++i) {
     const DecisionCandidate& c = d.candidates[i];
-    absl::StrAppendFormat(&out, "%s%s%s%s%s%s %.4g%s", i == 0 ? "" : " ", c.fetch_from,
+    absl::StrAppendFormat(&out, "%s%s%s%s%s%s %.4g%s%s", i == 0 ? "" : " ", c.fetch_from,
                           c.fetch_from.empty() ? "" : "=>", c.prefill, c.prefill.empty() ? "" : ">",
-                          c.decode, c.cost.total(), c.room ? "" : " (no room)");
+                          c.decode, c.cost.total(), d.measured ? "" : " tokens",
+                          c.room ? "" : " (no room)");
   }
   return out;
+}
+
+void LogExplained(const Decision& d) {
+  static const DecisionCandidate nobody;
+  const DecisionCandidate& chosen = d.placements == 0 ? nobody : d.candidates[d.chosen];
+  // An estimate is in seconds or there is none.
+  const auto estimate = [&d](std::string_view key, double seconds) {
+    return d.measured ? LogField(key, seconds) : LogField(key, "");
+  };
+  LogInfo("request.explained", {{"request", d.request_id},
+                                {"trace_id", d.trace.trace_id},
+                                {"span_id", d.trace.span_id},
+                                {"parent_span_id", d.trace.parent_id},
+                                {"status", absl::StatusCodeToString(d.code)},
+                                {"prompt_tokens", d.prompt_tokens},
+                                {"latent_tokens", d.latent_tokens},
+                                {"snapshot_tokens", d.snapshot_tokens},
+                                {"prefill", chosen.prefill},
+                                {"decode", chosen.decode},
+                                {"reason", DecisionReasonName(d.reason)},
+                                {"measured", d.measured},
+                                estimate("estimated_seconds", chosen.cost.total()),
+                                estimate("queue_seconds", chosen.cost.queue),
+                                estimate("move_seconds", chosen.cost.move),
+                                {"move_bytes", chosen.move_bytes},
+                                estimate("compute_seconds", chosen.cost.compute),
+                                estimate("stall_seconds", chosen.cost.stall),
+                                {"compute_tokens", chosen.compute_tokens},
+                                {"candidates", Others(d)},
+                                {"waited_seconds", d.waited_seconds},
+                                {"placements", d.placements},
+                                {"handoffs_refused", d.handoffs_refused},
+                                {"handoff_bytes", d.handoff_bytes},
+                                {"handoff_seconds", d.handoff_seconds},
+                                {"fetched_from", d.fetched_from},
+                                {"fetched_tokens", d.fetched_tokens},
+                                {"fetched_bytes", d.fetched_bytes},
+                                {"fetch_seconds", d.fetch_seconds},
+                                {"fetch_refusal", d.fetch_refusal},
+                                {"restored_tokens", d.restored_tokens},
+                                {"completion_tokens", d.completion_tokens},
+                                {"ttft_seconds", d.ttft_seconds},
+                                {"seconds", d.seconds}});
+}
+
+void LogTurnedAway(const Decision& d) {
+  LogInfo("request.refused", {{"request", d.request_id},
+                              {"trace_id", d.trace.trace_id},
+                              {"span_id", d.trace.span_id},
+                              {"parent_span_id", d.trace.parent_id},
+                              {"status", absl::StatusCodeToString(d.code)},
+                              {"reason", d.message}});
 }
 
 }  // namespace
@@ -128,6 +180,7 @@ void RouterCore::Impl::Explain(const RouterRequest& r, const std::optional<Choic
         c.prefill.empty() ? !prefill : prefill && c.prefill == prefill->worker->load.name;
     if (same && c.decode == decode.worker->load.name) d->chosen = i;
   }
+  d->measured = decode.cost.measured;
   d->reason =
       with_room + d->candidates_left_out > 1 ? DecisionReason::kCheapest : DecisionReason::kOnly;
 }
@@ -139,42 +192,19 @@ void RouterCore::Impl::Conclude(const RouterRequest& r, const absl::Status& stat
   d->completion_tokens = r.delivered;
   d->seconds = absl::ToDoubleSeconds(time - r.submitted);
   d->code = status.code();
-  d->message = std::string(status.message()).substr(0, kMessageBytesMax);
+  d->message = std::string(status.message()).substr(0, Decision::kMessageBytesMax);
   if (d->placements == 0) {
     d->reason = DecisionReason::kRefused;
     ExplainMatch(r, *d);
   }
-  static const DecisionCandidate nobody;
-  const DecisionCandidate& chosen = d->placements == 0 ? nobody : d->candidates[d->chosen];
-  LogInfo("request.explained", {{"request", d->request_id},
-                                {"status", absl::StatusCodeToString(d->code)},
-                                {"prompt_tokens", d->prompt_tokens},
-                                {"latent_tokens", d->latent_tokens},
-                                {"snapshot_tokens", d->snapshot_tokens},
-                                {"prefill", chosen.prefill},
-                                {"decode", chosen.decode},
-                                {"reason", DecisionReasonName(d->reason)},
-                                {"queue_seconds", chosen.cost.queue},
-                                {"move_seconds", chosen.cost.move},
-                                {"move_bytes", chosen.move_bytes},
-                                {"compute_seconds", chosen.cost.compute},
-                                {"stall_seconds", chosen.cost.stall},
-                                {"compute_tokens", chosen.compute_tokens},
-                                {"candidates", Others(*d)},
-                                {"waited_seconds", d->waited_seconds},
-                                {"placements", d->placements},
-                                {"handoffs_refused", d->handoffs_refused},
-                                {"handoff_bytes", d->handoff_bytes},
-                                {"handoff_seconds", d->handoff_seconds},
-                                {"fetched_from", d->fetched_from},
-                                {"fetched_tokens", d->fetched_tokens},
-                                {"fetched_bytes", d->fetched_bytes},
-                                {"fetch_seconds", d->fetch_seconds},
-                                {"fetch_refusal", d->fetch_refusal},
-                                {"restored_tokens", d->restored_tokens},
-                                {"completion_tokens", d->completion_tokens},
-                                {"ttft_seconds", d->ttft_seconds},
-                                {"seconds", d->seconds}});
+  LogExplained(*d);
+  if (concluded) concluded(*d);
+}
+
+void RouterCore::Impl::TurnAway(const RefusedRequest& refusal, absl::Time now) {
+  const Decision& d = decisions.Refuse(refusal, now);
+  LogTurnedAway(d);
+  if (concluded) concluded(d);
 }
 
 }  // namespace deltamesh

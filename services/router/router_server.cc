@@ -12,6 +12,14 @@ namespace {
 constexpr absl::Duration kLate = absl::Milliseconds(500);  // since the last tick
 constexpr int kBacklogMax = 10000;  // events of the network heard before a late one
 
+RefusedRequest RefusalOf(const PreparedRequest& prepared) {
+  const ClientRequest& request = prepared.request;
+  return {.request_id = request.request_id,
+          .trace = request.trace,
+          .prompt_tokens = static_cast<int64_t>(request.prompt.size()),
+          .status = {}};
+}
+
 absl::Status Draining() {
   return Unavailable("the router is draining; send the request to another, or again");
 }
@@ -23,7 +31,9 @@ RouterServer::RouterServer(RouterServerOptions options, const Clock* clock, Metr
       clock_(clock),
       metrics_(metrics),
       mailbox_(static_cast<size_t>(options_.mailbox_max)),
-      core_(options_.core) {}
+      core_(options_.core) {
+  core_.OnConcluded(options_.concluded);
+}
 
 RouterServer::~RouterServer() { Stop(); }
 
@@ -95,14 +105,30 @@ absl::Status RouterServer::Admits() const {
 }
 
 void RouterServer::Generate(PreparedRequest request, std::shared_ptr<AnswerSink> sink) {
-  if (const absl::Status status = TakeIn(); !status.ok()) return sink->OnError(status);
+  RefusedRequest refusal = RefusalOf(request);
+  if (refusal.status = TakeIn(); !refusal.status.ok()) {
+    NoteRefusal(refusal);
+    return sink->OnError(refusal.status);
+  }
   std::shared_ptr<AnswerSink> refused = sink;
   if (Push(NewRequest{std::move(request), std::move(sink)})) return;
   Ended();
-  refused->OnError(mailbox_.closed()
-                       ? Unavailable("the router is stopping")
-                       : ResourceExhausted("%d events wait for the router, its bound; retry later",
-                                           options_.mailbox_max));
+  refusal.status = NotHeard();
+  NoteRefusal(refusal);
+  refused->OnError(refusal.status);
+}
+
+absl::Status RouterServer::NotHeard() const {
+  if (mailbox_.closed()) return Unavailable("the router is stopping");
+  return ResourceExhausted("%d events wait for the router, its bound; retry later",
+                           options_.mailbox_max);
+}
+
+void RouterServer::NoteRefusal(RefusedRequest refusal) {
+  const RequestId id = refusal.request_id;
+  const std::string trace = refusal.trace.trace_id, why = refusal.status.ToString();
+  if (Push(Refused{std::move(refusal)})) return;
+  LogInfo("request.refused", {{"request", id}, {"trace_id", trace}, {"reason", why}});
 }
 
 void RouterServer::Cancel(const RequestId& id) { PushAlways(ClientLeft{id}); }
@@ -111,12 +137,7 @@ void RouterServer::CallSession(SessionCall call, SessionDone done) {
   const RequestId id = call.id;
   SessionDone refused = done;
   if (Push(NewSessionCall{std::move(call), std::move(done)})) return;
-  refused({id,
-           mailbox_.closed()
-               ? Unavailable("the router is stopping")
-               : ResourceExhausted("%d events wait for the router, its bound; retry later",
-                                   options_.mailbox_max),
-           {}});
+  refused({id, NotHeard(), {}});
 }
 
 void RouterServer::CancelSession(const RequestId& id) { PushAlways(SessionCallLeft{id}); }
@@ -227,16 +248,24 @@ void RouterServer::Handle(Event event, absl::Time now) {
     core_.OnWorkerMessage(e->link, e->message, now);
   } else if (const auto* e = std::get_if<LinkClosed>(&event)) {
     core_.OnLinkClosed(e->link, e->status, now);
+  } else if (const auto* e = std::get_if<Refused>(&event)) {
+    core_.NoteRefusal(e->refusal, now);
   } else if (const auto* e = std::get_if<Question>(&event)) {
     e->ask(&core_);
   }
 }
 
-void RouterServer::Refuse(NewRequest event, const absl::Status& status) {
-  LogInfo("request.refused",
-          {{"request", event.prepared.client_id}, {"reason", status.ToString()}});
-  metrics_.Ended(status.code(), absl::ZeroDuration());
-  event.sink->OnError(status);
+void RouterServer::Refuse(NewRequest event, const absl::Status& status, absl::Time now) {
+  RefusedRequest refusal = RefusalOf(event.prepared);
+  refusal.status = status;
+  Refuse(event.sink, refusal, now);
+}
+
+void RouterServer::Refuse(const std::shared_ptr<AnswerSink>& sink, const RefusedRequest& refusal,
+                          absl::Time now) {
+  core_.NoteRefusal(refusal, now);
+  metrics_.Ended(refusal.status.code(), absl::ZeroDuration());
+  sink->OnError(refusal.status);
   Ended();
 }
 
@@ -260,9 +289,9 @@ void RouterServer::OnSession(SessionAnswered answer, absl::Time now) {
   auto opening = opening_.extract(answer.id);
   if (opening.empty()) return;
   NewRequest event = std::move(opening.mapped());
-  if (!answer.status.ok()) return Refuse(std::move(event), answer.status);
+  if (!answer.status.ok()) return Refuse(std::move(event), answer.status, now);
   const absl::Status joined = event.prepared.Join(*answer.state.tokens);
-  if (!joined.ok()) return Refuse(std::move(event), joined);
+  if (!joined.ok()) return Refuse(std::move(event), joined, now);
   Accept(std::move(event), now);
 }
 
@@ -286,8 +315,9 @@ void RouterServer::Accept(NewRequest event, absl::Time now) {
   const RequestId id = event.prepared.request.request_id;
   const auto prompt_tokens = static_cast<int64_t>(event.prepared.request.prompt.size());
   SessionId session = event.prepared.request.session;
-  const absl::Status status = core_.Submit(std::move(event.prepared.request), now);
-  if (!status.ok()) return Refuse(std::move(event), status);
+  RefusedRequest refusal = RefusalOf(event.prepared);
+  refusal.status = core_.Submit(std::move(event.prepared.request), now);
+  if (!refusal.status.ok()) return Refuse(event.sink, refusal, now);
   metrics_.Accepted(prompt_tokens);
   live_[id] = Live{.answer = std::move(event.prepared.answer),
                    .sink = std::move(event.sink),

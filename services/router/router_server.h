@@ -31,6 +31,8 @@ struct RouterServerOptions {
   RouterOptions core;
   int64_t mailbox_max = 65536;  // events waiting for the router's thread
   absl::Duration tick = absl::Milliseconds(50);
+  // RouterCore::OnConcluded; on the router's thread.
+  RouterCore::Concluded concluded;
 };
 
 // Where messages to workers go. Called on the router's thread; must not block.
@@ -71,6 +73,9 @@ class RouterServer {
 
   // The sink hears of the end, also when the request is refused. Its id must not have been used before.
   void Generate(PreparedRequest request, std::shared_ptr<AnswerSink> sink);
+  // Notes a request that was refused before Generate could be asked, for who asks later. Its id must not have
+  // been used before. While the router is too busy to hear of it, it is only logged.
+  void NoteRefusal(RefusedRequest refusal);
   // The client of this request left: its sink hears nothing more, the request is freed everywhere.
   void Cancel(const RequestId& id);
 
@@ -125,11 +130,14 @@ class RouterServer {
     LinkId link;
     absl::Status status;
   };
+  struct Refused {
+    RefusedRequest refusal;
+  };
   struct Question {
     std::function<void(const RouterCore* core)> ask;
   };
   using Event = std::variant<NewRequest, ClientLeft, NewSessionCall, SessionCallLeft, LinkOpened,
-                             LinkMessage, LinkClosed, Question>;
+                             LinkMessage, LinkClosed, Refused, Question>;
 
   // A request whose client is still there.
   struct Live {
@@ -146,6 +154,8 @@ class RouterServer {
   bool Push(Event event);
   bool PushAlways(Event event);
   void Wake();
+  // Why the mailbox takes no event.
+  absl::Status NotHeard() const;
   // OK, and the request counts as unfinished.
   absl::Status TakeIn();
   void Ended();
@@ -154,7 +164,10 @@ class RouterServer {
   std::deque<Event> Next(absl::Duration wait);
   void Handle(Event event, absl::Time now);
   void Accept(NewRequest event, absl::Time now);
-  void Refuse(NewRequest event, const absl::Status& status);
+  void Refuse(NewRequest event, const absl::Status& status, absl::Time now);
+  // The same once its request was given away.
+  void Refuse(const std::shared_ptr<AnswerSink>& sink, const RefusedRequest& refusal,
+              absl::Time now);
   // A turn that is appended: its session's tokens come first.
   void OpenSession(NewRequest event, absl::Time now);
   void OnSession(SessionAnswered answer, absl::Time now);

@@ -1,4 +1,7 @@
 // What the core remembers of its decisions.
+#include <functional>
+#include <set>
+
 #include "runtime/prefix/prefix_hash.h"
 #include "services/router/decision_log.h"
 #include "tests/unit/services/router_harness.h"
@@ -24,6 +27,39 @@ TEST(DecisionLogTest, RemembersTheLastAndFindsThemByEitherName) {
   EXPECT_EQ(log.Find("b/2", 9).size(), 1u);
   EXPECT_TRUE(log.Find("a/1", 9).empty());
   EXPECT_EQ(log.At(log.Begin("new", absl::UnixEpoch()))->message, "") << "nothing of the old one";
+}
+
+TEST(DecisionLogTest, RefusalsAreFoundAmongTheRestAndPushOutNothing) {
+  DecisionLog log(4);
+  const TraceContext trace = {.trace_id = std::string(32, 'a'),
+                              .parent_id = std::string(16, 'b'),
+                              .span_id = std::string(16, 'c')};
+  log.At(log.Begin("served/1", absl::UnixEpoch()))->trace = trace;
+  log.Refuse({.request_id = "refused/2",
+              .trace = trace,
+              .prompt_tokens = 5,
+              .status = absl::NotFoundError("session: none")},
+             absl::UnixEpoch());
+  log.Begin("served/3", absl::UnixEpoch());
+  const auto last = log.Last(9);
+  ASSERT_EQ(last.size(), 3u);
+  EXPECT_EQ(last[0]->request_id, "served/3");
+  const Decision& refused = *last[1];
+  EXPECT_EQ(refused.request_id, "refused/2");
+  EXPECT_EQ(refused.reason, DecisionReason::kTurnedAway);
+  EXPECT_EQ(refused.code, absl::StatusCode::kNotFound);
+  EXPECT_EQ(refused.message, "session: none");
+  EXPECT_EQ(refused.prompt_tokens, 5);
+  EXPECT_EQ(last[2]->request_id, "served/1");
+  ASSERT_EQ(log.FindTrace(trace.trace_id, 9).size(), 2u);
+  EXPECT_EQ(log.FindTrace(trace.trace_id, 1)[0]->request_id, "refused/2");
+  EXPECT_EQ(log.Find("refused", 9).size(), 1u);
+  for (int i = 0; i < 100; ++i) {
+    log.Refuse({.request_id = "flood", .trace = {}, .status = absl::InternalError("x")},
+               absl::UnixEpoch());
+  }
+  EXPECT_EQ(log.Find("served", 9).size(), 2u);
+  EXPECT_EQ(log.Find("flood", 9).size(), 1u) << "a fourth of four";
 }
 
 TEST(DecisionLogTest, KeepsTheCheapestCandidates) {
@@ -169,6 +205,91 @@ TEST_F(ExplainTest, BreakpointsOfUniquePromptsAreBounded) {
   told.mutable_prefixes()->set_sequence(1);
   Send(kDecode, told);
   EXPECT_THAT(passed("known"), ::testing::ElementsAre(64, 128, 192, 256, 320, 384));
+}
+
+// Bandwidth may be known, in seconds, while no rate is.
+TEST_F(ExplainTest, WhatWasNotMeasuredIsNotInSeconds) {
+  Join(kDecode2, "d2", mesh::ROLE_DECODE);
+  Beat(kDecode, 4, 64, 40);
+  ASSERT_TRUE(Submit("first", 133).ok());
+  const Decision& d = Last();
+  EXPECT_FALSE(d.measured);
+  ASSERT_EQ(d.candidate_count, 2u);
+  EXPECT_EQ(d.candidates[0].decode, "d2");
+  EXPECT_FALSE(d.candidates[0].cost.measured);
+  EXPECT_DOUBLE_EQ(d.candidates[0].cost.total(), 133);
+  EXPECT_DOUBLE_EQ(d.candidates[1].cost.total(), 40 + 133);
+  // A prefill worker's rate of any kind measures all of them.
+  mesh::WorkerMessage m;
+  m.mutable_heartbeat()->set_slabs_free(4);
+  m.mutable_heartbeat()->set_latent_blocks_free(64);
+  m.mutable_heartbeat()->set_tokens_per_second(10);
+  Send(kDecode2, m);
+  ASSERT_TRUE(Submit("second", 133).ok());
+  EXPECT_TRUE(Last().measured);
+  for (size_t i = 0; i < Last().candidate_count; ++i) {
+    EXPECT_TRUE(Last().candidates[i].cost.measured);
+    EXPECT_LT(Last().candidates[i].cost.compute, 20) << "seconds of ten tokens each";
+  }
+}
+
+TEST_F(ExplainTest, WhoeverExportsSpansHearsOfEachRequestOnce) {
+  std::vector<std::string> heard;
+  core->OnConcluded([&](const Decision& d) {
+    heard.push_back(absl::StrFormat("%s %s %s %s", d.request_id, d.trace.trace_id, d.trace.span_id,
+                                    absl::StatusCodeToString(d.code)));
+  });
+  ClientRequest r = Make("served", 10, 1);
+  r.trace = {.trace_id = "t", .parent_id = "p", .span_id = "s"};
+  ASSERT_TRUE(core->Submit(r, now).ok());
+  Drain();
+  EXPECT_TRUE(heard.empty());
+  Tokens(kDecode, "served", {5}, 0, mesh::SequenceOutput::MAX_TOKENS);
+  ASSERT_TRUE(Submit("left", 10).ok());
+  EXPECT_TRUE(core->CancelClient("left", now));
+  core->NoteRefusal({.request_id = "refused",
+                     .trace = {.trace_id = "u", .parent_id = "p", .span_id = "v"},
+                     .status = absl::ResourceExhaustedError("full")},
+                    now);
+  EXPECT_THAT(heard, ::testing::ElementsAre("served t s OK", "left   CANCELLED",
+                                            "refused u v RESOURCE_EXHAUSTED"));
+}
+
+// Where all else is equal, what belongs together goes to the same worker: by the client's own word, else by
+// how prompts begin.
+TEST_F(ExplainTest, TiesFollowTheSessionElseThePrefixElseTheRequest) {
+  for (LinkId link = kDecode2; link < kDecode2 + 3; ++link) {
+    Join(link, absl::StrFormat("d%d", link), mesh::ROLE_DECODE);
+  }
+  int next = 0;
+  const auto places = [&](const std::function<void(ClientRequest&)>& change) {
+    std::set<std::string> seen;
+    for (int i = 0; i < 12; ++i) {
+      ClientRequest r = Make(absl::StrFormat("r%d", next++), 200);
+      for (TokenId& t : r.prompt) t += 1000 * next;  // nothing of it is known
+      change(r);
+      const RequestId id = r.request_id;
+      CHECK_OK(core->Submit(std::move(r), now));
+      seen.insert(Last().candidates[Last().chosen].decode);
+      core->CancelClient(id, now);
+      for (LinkId link = kDecode; link < kDecode2 + 3; ++link) Beat(link);
+      core->TakeActions();
+    }
+    return seen.size();
+  };
+  EXPECT_GT(places([](ClientRequest&) {}), 1u) << "ids spread";
+  EXPECT_EQ(places([](ClientRequest& r) { r.cache.set_session(7); }), 1u);
+  int key = 0;
+  EXPECT_GT(places([&](ClientRequest& r) { r.cache.set_session(static_cast<uint64_t>(++key)); }),
+            1u);
+  mesh::WorkerMessage told;
+  told.mutable_prefixes()->set_complete(true);
+  Send(kDecode, told);
+  const auto one_beginning = [](ClientRequest& r) {
+    for (size_t i = 0; i < 100; ++i) r.prompt[i] = 3;
+  };
+  EXPECT_EQ(places(one_beginning), 1u) << "their first blocks are the same";
+  EXPECT_GT(places([](ClientRequest&) {}), 1u);
 }
 
 TEST_F(ExplainTest, WhoNeverHadAPlaceIsExplainedToo) {
