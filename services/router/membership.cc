@@ -408,8 +408,12 @@ void Membership::MarkFull(LinkId link) {
   if (Worker* worker = Find(link)) worker->load.slabs_free = 0;
 }
 
+bool Membership::CanCompute(const Worker& worker) const {
+  return expert_shards_ > 0 || !worker.registration.needs_shards();
+}
+
 absl::Status Membership::ExpertsComplete() const {
-  if (expert_shards_ == 0) return absl::OkStatus();
+  if (expert_shards_ == 0) return LocalExpertsSomewhere();
   std::set<uint32_t> present, hosted;
   for (const auto& [link, worker] : workers_) {
     const mesh::Register& r = worker.registration;
@@ -432,6 +436,21 @@ absl::Status Membership::ExpertsComplete() const {
     ++next;
   }
   return absl::OkStatus();
+}
+
+absl::Status Membership::LocalExpertsSomewhere() const {
+  const std::string* without = nullptr;
+  for (const auto& [link, worker] : workers_) {
+    if (worker.registration.role() != mesh::ROLE_DECODE) continue;
+    if (CanCompute(worker) && !worker.load.draining) return absl::OkStatus();
+    if (!CanCompute(worker)) without = &worker.load.name;
+  }
+  if (without == nullptr) return absl::OkStatus();  // no decode worker, or all drain: others say so
+  return Unavailable(
+      "no expert shard is connected, and decode worker \"%s\" has no routed experts of its own; "
+      "start `deltamesh expert` shards with this router as their --router, or decode and prefill "
+      "workers with --local-experts",
+      *without);
 }
 
 std::optional<mesh::ModelIdentity> Membership::identity() const {

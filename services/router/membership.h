@@ -92,8 +92,11 @@ class Membership {
   // The worker said it is full: no room there until its next heartbeat.
   void MarkFull(LinkId link);
 
-  // OK when every shard is connected and they host every expert id, or no expert ever registered.
+  // OK when every shard is connected and they host every expert id; or no shard ever registered and a decode
+  // worker needs none.
   absl::Status ExpertsComplete() const;
+  // False for who has no experts of its own while no shard was ever there.
+  bool CanCompute(const Worker& worker) const;
   std::optional<mesh::ModelIdentity> identity() const;
 
  private:
@@ -106,6 +109,7 @@ class Membership {
   absl::Status CheckIdentity(const mesh::Register& message) const;
   absl::Status CheckShards(const mesh::Register& message) const;
   void RecountShards();
+  absl::Status LocalExpertsSomewhere() const;
   void LearnIdentity(const mesh::Register& message);
   std::optional<LostWorker> Forget(LinkId link);
   void BroadcastView();

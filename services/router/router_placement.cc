@@ -26,6 +26,7 @@ int64_t RouterCore::Impl::BlockTokens() const {
 int64_t RouterCore::Impl::ContextTokens() const {
   int64_t best = 0;
   for (const Worker* w : members.Alive(mesh::ROLE_DECODE)) {
+    if (!members.CanCompute(*w)) continue;
     const int64_t pool =
         static_cast<int64_t>(w->registration.capacity().latent_blocks()) * BlockTokens();
     best = std::max(best, std::min(w->load.context_tokens, pool));
@@ -66,7 +67,8 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
   if (position > 0 && options.disaggregation != Disaggregation::kNever) {
     for (const Worker* w : members.Alive(mesh::ROLE_PREFILL)) {
       const mesh::Capacity& c = w->registration.capacity();
-      prefill_capable |= !w->load.draining && w->load.context_tokens >= position &&
+      prefill_capable |= members.CanCompute(*w) && !w->load.draining &&
+                         w->load.context_tokens >= position &&
                          static_cast<int64_t>(c.latent_blocks()) * block >= position;
     }
     if (prefill_capable) prefill = ChoosePrefill(r, position);
@@ -315,6 +317,7 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const Ro
                      .context_tokens = position});
     for (Worker* w : members.Alive(mesh::ROLE_PREFILL)) {
       if (avoid && w->load.name == r.avoid_prefill) continue;
+      if (!members.CanCompute(*w)) continue;
       const auto found = r.held.find(w->link);
       const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;
       Holding holding = Cached(*w, match, block, position);
@@ -341,6 +344,7 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
                 .beside_answers = true,
                 .answer_seconds = answer_seconds});
   for (Worker* w : members.Alive(mesh::ROLE_DECODE)) {
+    if (!members.CanCompute(*w)) continue;
     const auto found = r.held.find(w->link);
     const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;
     Holding holding;

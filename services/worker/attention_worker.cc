@@ -250,6 +250,7 @@ mesh::Register AttentionWorker::MakeRegister(mesh::Role role) const {
   out.set_transport_address(transport_address_);
   out.set_transport_kind(transport_kind_);
   out.set_session_store(tier_ != nullptr);
+  out.set_needs_shards(remote_ != nullptr);
   out.set_state_fetch(cache_ != nullptr && flags_.fetches > 0);
   return out;
 }
@@ -272,7 +273,9 @@ void AttentionWorker::SetView(const mesh::MeshView& view) {
 
 absl::Status AttentionWorker::ExpertsReady() const {
   if (remote_ == nullptr || remote_->complete()) return absl::OkStatus();
-  return Unavailable("some experts have no live shard");
+  return Unavailable(
+      "some routed experts have no live shard; start all `deltamesh expert` shards with a --router "
+      "of this worker's, or this worker with --local-experts");
 }
 
 std::vector<MetricSample> AttentionWorker::Metrics() const {

@@ -461,6 +461,31 @@ class RegistrationTest(unittest.TestCase):
         finally:
             mesh.close()
 
+    def test_without_shards_a_router_is_not_ready_and_says_what_to_start(self):
+        mesh = Mesh(MODEL, prefill=0, decode=1, experts=1, worker_flags=WORKER_FLAGS)
+        try:
+            lonely = mesh.add("lonely", ["router", f"--model={MODEL}", "--listen=127.0.0.1:0",
+                                         "--http=127.0.0.1:0"])
+            at = f"--router={lonely.ports()['grpc']}"
+            mesh.add("bare", ["decode", f"--model={MODEL}", "--name=bare", at])
+            said = wait_until(lambda: [text for status, text in [http_get(lonely.ports()["http"], "/readyz")]
+                                       if status == 503 and "bare" in text], 30, "the worker is known")[0]
+            self.assertIn("no expert shard is connected", said)
+            self.assertIn("--local-experts", said)
+            with grpc.insecure_channel(lonely.ports()["grpc"]) as channel:
+                with self.assertRaises(grpc.RpcError) as refused:
+                    collect(pb_grpc.InferenceStub(channel).Generate(mesh.request(tokens=[7]), timeout=20))
+                self.assertEqual(refused.exception.code(), grpc.StatusCode.UNAVAILABLE)
+                self.assertIn("deltamesh expert", refused.exception.details())
+                mesh.add("shard", ["expert", f"--model={MODEL}", "--name=shard", "--shard=0", "--shards=1",
+                                   at])
+                lonely.wait_ready()
+                answer = collect(pb_grpc.InferenceStub(channel).Generate(
+                    mesh.request(tokens=[7], max_tokens=3), timeout=20))
+                self.assertEqual(len(answer.tokens), 3)
+        finally:
+            mesh.close()
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -206,6 +206,38 @@ TEST_F(MembershipTest, ViewGoesToAttentionWorkersOnEveryChange) {
   EXPECT_EQ(core->counters().expert_lost, 1u);
 }
 
+// Workers say whether they have routed experts of their own: without any shard there is no readiness by those
+// that have none.
+TEST_F(MembershipTest, WithoutShardsSomebodyMustHaveTheExperts) {
+  mesh::WorkerMessage needs = TestRegister("d1", mesh::ROLE_DECODE);
+  needs.mutable_register_()->set_needs_shards(true);
+  Open(1, needs);
+  const std::string why = core->Ready().ToString();
+  EXPECT_THAT(why,
+              HasSubstr("UNAVAILABLE: no expert shard is connected, and decode worker \"d1\""));
+  EXPECT_THAT(why, HasSubstr("start `deltamesh expert` shards"));
+  EXPECT_THAT(why, HasSubstr("--local-experts"));
+  EXPECT_EQ(Submit("a", 10).ToString(), why);
+  Drain();
+  // One that has them serves, alone: nothing goes to the others.
+  Join(2, "d2", mesh::ROLE_DECODE);
+  needs = TestRegister("p1", mesh::ROLE_PREFILL);
+  needs.mutable_register_()->set_needs_shards(true);
+  Open(3, needs);
+  Drain();
+  EXPECT_TRUE(core->Ready().ok()) << core->Ready();
+  for (const char* id : {"b", "c", "d"}) {
+    EXPECT_TRUE(Submit(id, 100).ok());
+    EXPECT_THAT(Drain(),
+                HasSubstr(absl::StrFormat("2 <- StartDecode %s prompt=100 handoff=0", id)));
+  }
+  // With shards all do.
+  Open(4, Shard("e0", 0, 1));
+  Drain();
+  EXPECT_TRUE(Submit("e", 100).ok());
+  EXPECT_THAT(Drain(), HasSubstr("1 <- StartDecode e prompt=100 handoff=64"));
+}
+
 TEST_F(MembershipTest, AnotherShardCountIsRefusedWhileOthersLive) {
   Join(1, "d1", mesh::ROLE_DECODE);
   Open(2, Shard("e0", 0, 1));
