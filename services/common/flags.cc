@@ -4,7 +4,10 @@
 #include <unistd.h>
 
 #include <cctype>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "CLI/CLI.hpp"
@@ -127,6 +130,18 @@ void PrintConfiguration(std::string_view title,
   std::string text = absl::StrFormat("%s\n", title);
   for (const auto& [key, value] : values) text += absl::StrFormat("  %-22s %s\n", key, value);
   std::fputs(text.c_str(), stderr);
+}
+
+absl::Status CheckFileToWrite(std::string_view flag, const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  const std::string in = folder.empty() ? "." : folder.string();
+  struct stat found;
+  if (stat(path.c_str(), &found) == 0 && S_ISDIR(found.st_mode)) {
+    return InvalidArgument("%s: \"%s\" is a folder; name a file", flag, path);
+  }
+  if (access(in.c_str(), W_OK | X_OK) == 0) return absl::OkStatus();
+  return InvalidArgument("%s: \"%s\" cannot be written: %s: %s", flag, path, in, strerror(errno));
 }
 
 absl::Status WriteKeyValues(const std::string& path,

@@ -56,6 +56,9 @@ absl::Status FinishWorkerFlags(std::string_view role, WorkerFlags* flags);
 void PrintConfiguration(std::string_view title,
                         const std::vector<std::pair<std::string, std::string>>& values);
 
+// OK when a file of this name could be written, or none is named.
+absl::Status CheckFileToWrite(std::string_view flag, const std::string& path);
+
 // Writes `key=value` lines to `path` atomically (a reader sees all of it or none).
 absl::Status WriteKeyValues(const std::string& path,
                             const std::vector<std::pair<std::string, std::string>>& values);

@@ -51,6 +51,32 @@ class HelpTest(unittest.TestCase):
             self.assertIn('bad\\" is not host:port', failure(DELTAMESH_HTTP="bad"))
             self.assertIn('worse\\" is not host:port', failure("--http=worse", DELTAMESH_HTTP="bad"))
 
+    def test_what_flags_say_is_checked_before_anything_is_loaded(self):
+        model = os.path.join(GOLDEN, "kimi_linear_tiny")
+        with tempfile.TemporaryDirectory() as folder:
+            plain = os.path.join(folder, "plain")
+            with open(plain, "w") as file:
+                file.write("x")
+            environment = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
+
+            def failure(role, *args):
+                done = subprocess.run([BINARY, role, f"--model={model}", *args], capture_output=True,
+                                      text=True, timeout=30, cwd=folder, env=environment)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertNotIn("model.load", done.stderr)
+                return done.stderr
+            for role in ("decode", "prefill"):
+                worker = (role, "--router=127.0.0.1:1", "--local-experts")
+                self.assertIn("AWS_ACCESS_KEY_ID", failure(*worker, "--store-s3=http://127.0.0.1:1/b"))
+                self.assertIn("is not a folder", failure(*worker, f"--store-dir={plain}"))
+                self.assertIn("--ports-file", failure(*worker, "--ports-file=nowhere/ports"))
+            self.assertIn("--router", failure("expert", "--router=localhost"))
+            said = failure("router", "--listen=127.0.0.1:0", "--http=127.0.0.1:0", "--live-requests=4",
+                           "--waiting-requests=9")
+            self.assertIn("--waiting-requests: 9 is above --live-requests, 4", said)
+            self.assertIn("--lease-seconds: ", failure("router", "--listen=127.0.0.1:0", "--http=127.0.0.1:0",
+                                                       "--lease-seconds=0.3"))
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

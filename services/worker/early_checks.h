@@ -1,0 +1,22 @@
+// What can be told from the flags of a prefill or decode worker before its model is read: a large model takes
+// minutes, and a wrong word should not wait for it.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "services/worker/attention_worker.h"
+
+namespace deltamesh {
+
+// The value of a variable of the environment; empty when it is not set.
+using EnvironmentReader = std::function<std::string(const char*)>;
+std::string ReadEnvironment(const char* name);
+
+// Of every worker. After FinishWorkerFlags.
+absl::Status CheckBeforeLoading(const WorkerFlags& flags);
+// The same of those with stores. Makes the store's folder when it is not there.
+absl::Status CheckBeforeLoading(const AttentionFlags& flags, const EnvironmentReader& environment);
+
+}  // namespace deltamesh

@@ -1,0 +1,83 @@
+// What a worker's flags are refused for before its model is read.
+#include "services/worker/early_checks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+namespace deltamesh {
+namespace {
+
+using ::testing::HasSubstr;
+
+class EarlyChecksTest : public ::testing::Test {
+ protected:
+  EarlyChecksTest() {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+    std::ofstream(folder_ / "file") << "x";
+    flags.worker.routers = {"127.0.0.1:8081"};
+  }
+  ~EarlyChecksTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string Check() const {
+    const absl::Status status = CheckBeforeLoading(flags, [this](const char* name) {
+      const auto found = environment.find(name);
+      return found == environment.end() ? std::string() : found->second;
+    });
+    return status.ok() ? "" : std::string(status.message());
+  }
+  std::string In(const char* name) const { return folder_ / name; }
+
+  const std::filesystem::path folder_ =
+      std::filesystem::path(::testing::TempDir()) / "early_checks_test";
+  AttentionFlags flags;
+  std::map<std::string, std::string> environment;
+};
+
+TEST_F(EarlyChecksTest, StoresAreLookedAt) {
+  EXPECT_EQ(Check(), "");
+  flags.store_s3 = "http://host:9000/bucket";
+  EXPECT_THAT(Check(), HasSubstr("needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"));
+  environment = {{"AWS_ACCESS_KEY_ID", "a"}, {"AWS_SECRET_ACCESS_KEY", "b"}};
+  EXPECT_EQ(Check(), "");
+  flags.store_s3 = "host:9000/bucket";
+  EXPECT_THAT(Check(), HasSubstr("--store-s3: "));
+  flags.store_s3 = "";
+  flags.store_dir = In("file");
+  EXPECT_THAT(Check(), HasSubstr("--store-dir: "));
+  flags.store_dir = In("file/below");
+  EXPECT_THAT(Check(), HasSubstr("--store-dir: "));
+  flags.store_dir = In("made/on/the/way");
+  EXPECT_EQ(Check(), "");
+  EXPECT_TRUE(std::filesystem::is_directory(flags.store_dir));
+  flags.cache_mib = 0;
+  EXPECT_THAT(Check(), HasSubstr("raise --cache-mib above 0"));
+}
+
+TEST_F(EarlyChecksTest, SoIsWhatEveryWorkerHas) {
+  for (const char* router : {"localhost", "localhost:0", "localhost:x", "a b:1", ""}) {
+    flags.worker.routers = {"127.0.0.1:8081", router};
+    EXPECT_THAT(Check(), HasSubstr("--router: ")) << router;
+  }
+  flags.worker.routers = {"[::1]:8081", "router.mesh:8081", "dns:///router:8081", "unix:/tmp/r"};
+  EXPECT_EQ(Check(), "");
+  flags.worker.name = std::string(257, 'n');
+  EXPECT_THAT(Check(), HasSubstr("--name: 257 bytes; use at most 256"));
+  flags.worker.name = "n";
+  flags.worker.packed_dir = In("file");
+  EXPECT_THAT(Check(), HasSubstr("--packed-dir: "));
+  flags.worker.packed_dir = "off";
+  flags.worker.ports_file = In("nowhere/ports");
+  EXPECT_THAT(Check(), HasSubstr("--ports-file: "));
+  flags.worker.ports_file = folder_;
+  EXPECT_THAT(Check(), HasSubstr("is a folder; name a file"));
+  flags.worker.ports_file = In("ports");
+  EXPECT_EQ(Check(), "");
+}
+
+}  // namespace
+}  // namespace deltamesh
