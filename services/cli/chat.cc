@@ -115,6 +115,10 @@ class Chat {
   int Converse() {
     if (!Greet()) return 1;
     if (session_ && !session_->Open()) return 1;
+    if (!options_.system.empty() && session_ && session_->begun()) {
+      out_ << "(--system is left out: the session has begun; /reset begins it anew with it)\n"
+           << std::flush;
+    }
     Reset();
     bool failed = false;
     for (std::string line; !stop_;) {

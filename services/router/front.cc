@@ -230,9 +230,10 @@ absl::Status PreparedRequest::Join(const std::vector<TokenId>& session) {
   if (append->session_tokens != 0 &&
       append->session_tokens != static_cast<int64_t>(session.size())) {
     return FailedPrecondition(
-        "session_tokens: %d, but session \"%s\" has %d; read it with GetSession and go on from "
-        "there",
-        append->session_tokens, append->name, session.size());
+        "session_tokens: %d, but session \"%s\" has %d: another turn of it ended meanwhile; see "
+        "what "
+        "it said, then append with %d, or leave the field out to append to whatever there is",
+        append->session_tokens, append->name, session.size(), session.size());
   }
   std::vector<TokenId> prompt = session;
   if (append->chat != nullptr) {

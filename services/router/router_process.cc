@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_replace.h"
 #include "absl/synchronization/mutex.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -69,7 +70,6 @@ class RouterProcess {
     flags_.core.vocab = front_->model_info().vocab_size();
     ASSIGN_OR_RETURN(const std::string text_digest, TextDigest(flags_.model));
     flags_.core.identity.set_text_digest(text_digest);
-    RETURN_IF_ERROR(flags_.core.Validate());
     metrics_ = std::make_unique<Metrics>(MetricLabels{{"role", "router"}});
     router_ = std::make_unique<RouterServer>(RouterServerOptions{.core = flags_.core}, &clock_,
                                              metrics_.get());
@@ -210,9 +210,33 @@ class RouterProcess {
   std::unique_ptr<HttpServer> http_;
 };
 
+// Bounds as whoever started the router knows them: by their flags.
+absl::Status CheckBounds(const RouterOptions& core) {
+  const absl::Status status = core.Validate();
+  if (status.ok()) return status;
+  const std::string named =
+      absl::StrReplaceAll(MessageOf(status), {{"waiting_requests_max", "--waiting-requests"},
+                                              {"waiting_tokens_max", "--waiting-tokens"},
+                                              {"live_requests_max", "--live-requests"},
+                                              {"turn_tokens", "--turn-tokens"},
+                                              {"prompt_tokens_max", "--prompt-tokens"},
+                                              {"handoff_attempts_max", "--handoff-attempts"},
+                                              {"sessions_max", "--sessions"},
+                                              {"session_bytes_max", "--session-mib"},
+                                              {"session_calls_max", "--session-calls"},
+                                              {"decisions_max", "--decisions"},
+                                              {"waiting_max:", "--waiting-seconds:"},
+                                              {"request_max:", "--request-seconds:"},
+                                              {"ageing_max:", "--ageing-seconds:"},
+                                              {"heartbeat:", "--heartbeat-seconds:"},
+                                              {"lease:", "--lease-seconds:"}});
+  return absl::Status(status.code(), named);
+}
+
 absl::Status Run(RouterFlags flags, const SignalWaiter& signals) {
   RETURN_IF_ERROR(CheckListen("--listen", flags.listen));
   RETURN_IF_ERROR(CheckListen("--http", flags.http));
+  RETURN_IF_ERROR(CheckFileToWrite("--ports-file", flags.ports_file));
   flags.front.model = flags.model;
   const auto disaggregation = DisaggregationNamed(flags.disaggregate);
   if (!disaggregation) {
@@ -227,6 +251,11 @@ absl::Status Run(RouterFlags flags, const SignalWaiter& signals) {
   flags.core.store_forget = absl::Minutes(flags.store_forget_minutes);
   flags.core.heartbeat = absl::Seconds(flags.heartbeat_seconds);
   flags.core.lease = absl::Seconds(flags.lease_seconds);
+  flags.core.waiting_requests_max =
+      flags.waiting_requests > 0
+          ? flags.waiting_requests
+          : std::min(RouterFlags::kWaitingRequests, flags.core.live_requests_max);
+  RETURN_IF_ERROR(CheckBounds(flags.core));
   RouterProcess process(std::move(flags));
   RETURN_IF_ERROR(process.Start());
   process.Serve(signals);
@@ -257,8 +286,10 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
     option(name, value, help)->check(CLI::PositiveNumber);
   };
   bound("--live-requests", f->core.live_requests_max, "requests admitted and not ended");
-  bound("--waiting-requests", f->core.waiting_requests_max,
-        "of these, waiting for room at a worker, for each tenant (cache salt)");
+  app->add_option("--waiting-requests", f->waiting_requests,
+                  "of these, waiting for room at a worker, for each tenant (cache salt) (default: "
+                  "256, or --live-requests where that is less)")
+      ->check(CLI::PositiveNumber);
   bound("--waiting-tokens", f->core.waiting_tokens_max,
         "that these may cost: uncached prompt and expected answer, for each tenant");
   bound("--turn-tokens", f->core.turn_tokens, "worth of requests that tenants place in turn");

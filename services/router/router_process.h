@@ -28,6 +28,9 @@ struct RouterFlags {
   std::string disaggregate = "planned";  // see Disaggregation
   std::string digest;                    // workers must have this model; empty: the first one's
   double drain_seconds = 10;             // longest wait for running answers after SIGTERM
+  // Of a tenant; 0: kWaitingRequests of them, or all there may be.
+  int64_t waiting_requests = 0;
+  static constexpr int64_t kWaitingRequests = 256;
   double waiting_seconds = 60;
   double ageing_seconds = 5;
   double request_seconds = 3600;

@@ -159,6 +159,7 @@ absl::StatusOr<std::unique_ptr<StateTier>> MakeTier(const AttentionFlags& flags,
   StateTierOptions options;
   options.write_after = absl::Seconds(flags.store_after_seconds);
   options.upload_after = absl::Seconds(flags.store_s3_after_seconds);
+  options.object_url = flags.store_s3;
   // What waits to be written stays in memory whatever the cache drops.
   options.queue_bytes_max = std::min(options.queue_bytes_max, (flags.cache_mib << 20) / 4);
   return std::make_unique<StateTier>(options, cache, std::move(disk), std::move(objects),

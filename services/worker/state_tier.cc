@@ -124,7 +124,9 @@ void StateTier::Scan(absl::Time now) {
     FindUnsent();
     object_queue_->PushUrgent(0, [this]() -> IoQueue::Finish {
       const absl::Status listed = objects_->List();
-      if (!listed.ok()) LogWarning("store.list", {{"error", listed.ToString()}});
+      if (!listed.ok()) {
+        LogWarning("store.list", {{"url", options_.object_url}, {"error", listed.ToString()}});
+      }
       return [this] {
         listing_ = false;
         list_at_ = now_ + options_.list_every;

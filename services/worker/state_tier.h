@@ -59,6 +59,7 @@ struct StateTierOptions {
   int64_t writes_at_once = 16;                     // begun by one check
   int64_t queue_bytes_max = int64_t{4} << 30;      // of writes that wait, per queue
   int64_t loads_max = 4;                           // states being read at once
+  std::string object_url;                          // as logs call the object store
   bool threads = true;  // false: RunIo does the work, for tests in one thread
 };
 

@@ -133,6 +133,7 @@ TEST_F(ChatTest, ASessionSendsOnlyWhatIsNewAndGoesOnLater) {
   EXPECT_EQ(Run(), 0);
   EXPECT_THAT(out.str(), HasSubstr("(session trip goes on after "));
   EXPECT_THAT(out.str(), HasSubstr("no state is held"));
+  EXPECT_THAT(out.str(), HasSubstr("(--system is left out: the session has begun; /reset begins"));
   const auto second = mesh.started();
   ASSERT_EQ(second.size(), 4u);
   EXPECT_TRUE(

@@ -88,6 +88,8 @@ TEST_F(OpenAiHttpTest, TurnsAreAppendedToSessions) {
   const RawHttp::Response stale = Chat(append);
   EXPECT_EQ(stale.status, 400);
   EXPECT_THAT(stale.body, HasSubstr("session_tokens: "));
+  EXPECT_THAT(stale.body, HasSubstr(absl::StrFormat("append with %d", after)));
+  EXPECT_THAT(stale.body, ::testing::Not(HasSubstr("GetSession"))) << "which HTTP has not";
   // Tokens follow as they are.
   EXPECT_EQ(
       Post("/v1/completions",
