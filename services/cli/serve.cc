@@ -23,6 +23,7 @@
 #include "services/cli/run_folder.h"
 #include "services/cli/shipped_model.h"
 #include "services/common/address.h"
+#include "services/common/flag_range.h"
 #include "services/common/flags.h"
 #include "services/common/process.h"
 
@@ -362,7 +363,7 @@ void AddServeFlags(CLI::App* app, ServeOptions* o) {
   app->add_option("--threads", o->threads,
                   "threads of each worker's step loop; 0: one per processor, since those that have "
                   "work share the machine")
-      ->check(CLI::Range(0, 1024))
+      ->check(WholeIn(0, 1024, "threads"))
       ->capture_default_str();
   app->add_option("--weights", o->weights, "width of matrices: as stored, or 8bit")
       ->check(CLI::IsMember({"stored", "8bit"}))
@@ -379,7 +380,7 @@ void AddServeFlags(CLI::App* app, ServeOptions* o) {
          "--packed-max-gib", o->packed_max_gib,
          "packed weights in that folder, in 2^30 bytes; when more are packed, those that nobody "
          "uses are removed, the least recently used first")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(NumberIn(0, 1e6, "GiB"))
       ->capture_default_str();
   app->add_option("--host", o->host, "address the router listens on")->capture_default_str();
   app->add_option("--grpc-port", o->grpc_port, "router's gRPC port; 0: any free one")
@@ -408,12 +409,12 @@ void AddServeFlags(CLI::App* app, ServeOptions* o) {
   app->add_option("--first-answer", o->first_answer,
                   "stream an answer to this text once ready (default: none)");
   app->add_option("--first-answer-tokens", o->first_answer_tokens, "its most tokens")
-      ->check(CLI::PositiveNumber)
+      ->check(WholeIn(1, int64_t{1} << 40, "tokens"))
       ->capture_default_str();
   app->add_option("--run-dir", o->run_dir, "new folder for logs (default: a temporary one)");
   app->add_flag("--keep-run-dir", o->keep_run_dir, "leave the logs behind");
   app->add_option("--ready-seconds", o->ready_seconds, "longest wait until all processes are up")
-      ->check(CLI::PositiveNumber)
+      ->check(NumberIn(1e-3, 1e9, "seconds"))
       ->capture_default_str();
   app->add_option("--parent", o->parent, "end when this process dies")->group("");
 }

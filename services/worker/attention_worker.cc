@@ -9,6 +9,7 @@
 #include "runtime/prefix/prefix_hash.h"
 #include "runtime/store/s3_client.h"
 #include "runtime/text/text_digest.h"
+#include "services/common/flag_range.h"
 #include "services/common/protocol.h"
 #include "services/worker/metric_list.h"
 #include "services/worker/model_loading.h"
@@ -18,8 +19,12 @@ namespace deltamesh {
 
 void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
   AddWorkerFlags(app, &f->worker);
-  auto bound = [app](const char* name, int64_t* value, const char* help) {
-    app->add_option(name, *value, help)->check(CLI::PositiveNumber)->capture_default_str();
+  // What is counted is the last word of a flag's name.
+  const auto unit = [](const std::string& name) { return name.substr(name.rfind('-') + 1); };
+  auto bound = [=](const char* name, int64_t* value, const char* help) {
+    app->add_option(name, *value, help)
+        ->check(WholeIn(1, int64_t{1} << 40, unit(name)))
+        ->capture_default_str();
   };
   bound("--slabs", &f->engine.slabs, "sequences that can be resident");
   bound("--latent-blocks", &f->engine.latent_blocks, "64-token latent blocks in the pool");
@@ -31,25 +36,28 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
         "most prompt + answer tokens of a sequence");
   app->add_option("--cache-mib", f->cache_mib,
                   "MiB (2^20 bytes) of prefix cache: snapshots and the latents they need; 0: none")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
+      ->check(WholeIn(0, int64_t{1} << 30, "MiB"))
       ->capture_default_str();
   app->add_option(
          "--cache-breakpoint-share", f->cache_breakpoint_share,
          "share (0 to 1) of the prefix cache's bytes that the snapshots at breakpoints of one "
          "tenant (cache salt) may have while others' have to make room")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(NumberIn(0, 1, "as a share"))
       ->capture_default_str();
   app->add_option(
       "--store-dir", f->store_dir,
       "folder, which the processes of a machine may share, for states that rest; bounded in bytes "
       "by --store-gib (default: none)");
-  auto positive = [app](const char* name, double* value, const char* help) {
-    app->add_option(name, *value, help)->check(CLI::PositiveNumber)->capture_default_str();
+  auto positive = [=](const char* name, double* value, const char* help) {
+    const bool bytes = unit(name) == "gib";
+    app->add_option(name, *value, help)
+        ->check(NumberIn(1e-6, 1e9, bytes ? "GiB" : unit(name)))
+        ->capture_default_str();
   };
   positive("--store-gib", &f->store_gib, "GiB (2^30 bytes) that the folder may hold");
   const auto records = [app](const char* name, int64_t* value, const char* help) {
     app->add_option(name, *value, help)
-        ->check(CLI::Range(int64_t{1}, kStoreRecordsMax))
+        ->check(WholeIn(1, kStoreRecordsMax, "records"))
         ->capture_default_str();
   };
   records("--store-records", &f->store_records,
@@ -58,7 +66,7 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
          "--store-tenant-share", f->store_tenant_share,
          "share (0 to 1) of the records of suspended sessions, and of their bytes, that one "
          "tenant (cache salt) may have in a store")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(NumberIn(0, 1, "as a share"))
       ->capture_default_str();
   positive("--store-after-seconds", &f->store_after_seconds,
            "seconds that a state rests in memory until it is written");
@@ -74,19 +82,19 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
            "seconds that a state rests in the folder until it is sent to the object store");
   bound("--requests", &f->requests, "requests admitted at once, in any state");
   app->add_option("--expert-seconds", f->expert_seconds, "longest wait for a shard within a step")
-      ->check(CLI::PositiveNumber)
+      ->check(NumberIn(1e-3, 1e9, "seconds"))
       ->capture_default_str();
   app->add_option("--handoff-seconds", f->handoff_seconds,
                   "longest silence within a hand-off; the time a prompt computes does not count")
-      ->check(CLI::PositiveNumber)
+      ->check(NumberIn(1e-3, 1e9, "seconds"))
       ->capture_default_str();
   app->add_option("--fetches", f->fetches,
                   "states fetched from other workers at once, and sent to them at once; 0: none")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 12))
+      ->check(WholeIn(0, int64_t{1} << 12, "states"))
       ->capture_default_str();
   app->add_option("--fetch-seconds", f->fetch_seconds,
                   "longest wait for a state that is fetched; then its prompt is computed")
-      ->check(CLI::PositiveNumber)
+      ->check(NumberIn(1e-3, 1e9, "seconds"))
       ->capture_default_str();
   app->add_flag("--local-experts", f->local_experts,
                 "load the routed experts here instead of using expert shards");

@@ -41,6 +41,16 @@ class HelpTest(unittest.TestCase):
                     if re.search(r" (INT|UINT|FLOAT)", head):
                         self.assertTrue(any(u in flag or u in text for u in UNITS), f"{head}: no unit")
 
+    def test_odd_numbers_are_refused_with_their_range(self):
+        for flag, odd in (("--store-records", "0"), ("--store-gib", "nan"), ("--store-gib", "0"),
+                          ("--store-after-seconds", "inf"), ("--cache-mib", "-1"), ("--threads", "1e3"),
+                          ("--store-tenant-share", "nan"), ("--drain-seconds", "nan")):
+            said = subprocess.run([BINARY, "decode", "--model=none", "--router=none:1", f"{flag}={odd}"],
+                                  capture_output=True, text=True, timeout=30).stderr
+            first = said.splitlines()[0]
+            self.assertRegex(first, rf'^{flag}: "{odd}" is .*; use [0-9.e,-]+ to [0-9.e,+]+ [A-Za-z]')
+            self.assertLess(len(first), 120, said)
+
     def test_environment_is_read_and_the_command_line_wins(self):
         model = os.path.join(GOLDEN, "kimi_k3_tiny")
         with tempfile.TemporaryDirectory() as folder:
