@@ -7,19 +7,10 @@
 #include "absl/synchronization/mutex.h"
 #include "deltamesh/v1/inference.grpc.pb.h"
 #include "runtime/base/status.h"
-#include "services/common/retry_hint.h"
 #include "services/router/grpc_translation.h"
 
 namespace deltamesh {
 namespace {
-
-// For clients that are to come again.
-GrpcCall::Metadata RetryHint(const absl::Status& status) {
-  const std::optional<absl::Duration> after = RetryAfterOf(status);
-  if (!after) return {};
-  return {{kRetryAfterMs, std::to_string(absl::ToInt64Milliseconds(*after))},
-          {kRetryAfter, std::to_string(RetrySeconds(*after))}};
-}
 
 void FillLogprob(const Tokenizer& tokenizer, TokenId token, float logprob, v1::TokenLogprob* out) {
   out->set_token(token);
@@ -65,9 +56,7 @@ class GenerateCall final : public AnswerSink,
   // Router side.
   void OnEvent(AnswerEvent event) override;
   void OnEnd(AnswerEnd end) override;
-  void OnError(const absl::Status& status) override {
-    call_->Finish(ToGrpc(status), RetryHint(status));
-  }
+  void OnError(const absl::Status& status) override { Refuse(*call_, status); }
 
  private:
   // Checks and tokenises, then hands the request to the router. Once, on any thread.
@@ -209,13 +198,13 @@ std::shared_ptr<GrpcCall::Events> InferenceService::TakeTokenize(const Call& cal
     if (!pool_->Takes(bytes.size())) return Encode(call, bytes, count_only);
     const absl::Status status = pool_->Post(
         [this, call, all = std::string(bytes), count_only] { Encode(call, all, count_only); });
-    if (!status.ok()) call->Finish(ToGrpc(status));
+    if (!status.ok()) Refuse(*call, status);
   });
 }
 
 void InferenceService::Encode(const Call& call, std::string_view bytes, bool count_only) const {
   const absl::StatusOr<std::vector<TokenId>> ids = TokensOf(bytes);
-  if (!ids.ok()) return call->Finish(ToGrpc(ids.status()));
+  if (!ids.ok()) return Refuse(*call, ids.status());
   if (count_only) {
     v1::CountTokensResponse response;
     response.set_count(static_cast<uint32_t>(ids->size()));

@@ -67,13 +67,13 @@ std::shared_ptr<GrpcCall::Events> AboutSession(const std::shared_ptr<GrpcCall>& 
                                                             Response*)) {
   auto work = [grpc, router, id, fill](std::string_view bytes) {
     absl::StatusOr<Request> request = ParseSmallRequest<Request>(bytes);
-    if (!request.ok()) return grpc->Finish(ToGrpc(request.status()));
+    if (!request.ok()) return Refuse(*grpc, request.status());
     absl::StatusOr<SessionCall> call = Translate(*request, *grpc);
-    if (!call.ok()) return grpc->Finish(ToGrpc(call.status()));
+    if (!call.ok()) return Refuse(*grpc, call.status());
     call->id = id;
     router->CallSession(*std::move(call),
                         [grpc, fill, request = *std::move(request)](const SessionAnswered& answer) {
-                          if (!answer.status.ok()) return grpc->Finish(ToGrpc(answer.status));
+                          if (!answer.status.ok()) return Refuse(*grpc, answer.status);
                           Response response;
                           fill(request, answer.state, &response);
                           grpc->Reply(response);

@@ -111,12 +111,12 @@ std::shared_ptr<GrpcCall::Events> OperationsService::Take(std::string_view metho
   if (method != "Explain") return nullptr;
   return std::make_shared<OneRequest>(call, [this, call](std::string_view bytes) {
     absl::StatusOr<v1::ExplainRequest> request = ParseSmallRequest<v1::ExplainRequest>(bytes);
-    if (!request.ok()) return call->Finish(ToGrpc(request.status()));
+    if (!request.ok()) return Refuse(*call, request.status());
     router_->Ask([call, request = *std::move(request)](const RouterCore* core) {
       v1::ExplainResponse response;
       const absl::Status status = core == nullptr ? Unavailable("the router is stopping or busy")
                                                   : Answer(*core, request, &response);
-      if (!status.ok()) return call->Finish(ToGrpc(status));
+      if (!status.ok()) return Refuse(*call, status);
       call->Reply(response);
     });
   });

@@ -1,6 +1,7 @@
 // Sessions over a real gRPC connection, in front of a scripted decode worker with a store for records.
 #include <grpcpp/grpcpp.h>
 
+#include "absl/synchronization/notification.h"
 #include "deltamesh/v1/inference.grpc.pb.h"
 #include "services/common/grpc_server.h"
 #include "services/router/inference_service.h"
@@ -227,6 +228,55 @@ TEST_P(InferenceSessionsTest, ErrorsNameWhatIsWrong) {
   v1::ForkSessionResponse forked;
   expect(Call<v1::ForkSessionRequest>(&v1::Inference::Stub::ForkSession, &forked),
          grpc::StatusCode::INVALID_ARGUMENT, "new_session: is empty");
+}
+
+TEST(InferenceBoundsTest, EveryRefusalForWantOfRoomSaysWhenToComeAgain) {
+  RouterOptions options;
+  options.session_calls_max = 1;
+  FakeMesh mesh("kimi_linear_tiny", options);
+  mesh.with_store = true;
+  mesh.deaf_store = true;
+  mesh.Join();
+  InferenceService service(mesh.front.get(), mesh.router.get(), &mesh.pool);
+  auto server = GrpcServer::Start({}, {&service}).value();
+  const auto stub = v1::Inference::NewStub(
+      grpc::CreateChannel(server->address(), grpc::InsecureChannelCredentials()));
+  const auto refused = [](const grpc::ClientContext& context, const grpc::Status& status) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+    const auto& metadata = context.GetServerTrailingMetadata();
+    EXPECT_EQ(metadata.count("retry-after"), 1u) << status.error_message();
+    EXPECT_EQ(metadata.count("retry-after-ms"), 1u) << status.error_message();
+  };
+  v1::GetSessionRequest get;
+  get.set_session("s");
+  std::thread first([&] {  // has the one place there is
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(2)));
+    v1::SessionInfo info;
+    EXPECT_FALSE(stub->GetSession(&context, get, &info).ok());
+  });
+  EXPECT_TRUE(FakeMesh::Await([&] { return mesh.router->snapshot().gauges.session_calls == 1; }));
+  {
+    grpc::ClientContext context;
+    v1::SessionInfo info;
+    const grpc::Status status = stub->GetSession(&context, get, &info);
+    refused(context, status);
+  }
+  absl::Notification release;
+  for (int i = 0; i < 3; ++i) {  // one runs, two wait: full
+    EXPECT_TRUE(FakeMesh::Await(
+        [&] { return mesh.pool.Post([&] { release.WaitForNotification(); }).ok(); }));
+  }
+  {
+    grpc::ClientContext context;
+    v1::TokenizeRequest large;
+    large.set_text(std::string(1 << 16, 'x'));
+    v1::TokenizeResponse ids;
+    const grpc::Status status = stub->Tokenize(&context, large, &ids);
+    refused(context, status);
+  }
+  release.Notify();
+  first.join();
 }
 
 TEST_P(InferenceSessionsTest, CallsThatWaitEndWithTheirDeadlineOrTheRouter) {
