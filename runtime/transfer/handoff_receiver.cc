@@ -546,6 +546,7 @@ void HandoffReceiver::Impl::FinishIfWhole(const TransferPtr& t, Outcome& out) {
   completed.serial = t->serial;
   completed.bytes = t->incoming.landed_bytes();
   completed.seconds = t->seconds();
+  completed.restored_tokens = t->incoming.restored_tokens();
   completed.state = std::move(t->buffers.state_);
   completed.state->Restore(t->incoming.plan().position(), completed.state->blocks());
   out.events.push_back(std::move(completed));

@@ -56,7 +56,8 @@ struct HandoffCompleted {
   uint32_t serial = 0;                   // of the grant
   std::unique_ptr<SequenceState> state;  // restored at the landing's position
   uint64_t bytes = 0;
-  double seconds = 0;  // first segment to last
+  double seconds = 0;           // first segment to last
+  int64_t restored_tokens = 0;  // of the position, not computed by the sender
 };
 
 struct HandoffRefused {

@@ -51,6 +51,7 @@ struct Transfer {
   absl::Duration alive_interval;  // between two
 
   bool accepted = false;  // the receiver took the manifest
+  int64_t restored = 0;   // positions; of the seal
   std::deque<Job> jobs;
   std::vector<uint32_t> crcs;  // by region
   std::vector<bool> given;     // by region
@@ -86,6 +87,7 @@ class HandoffSender::Impl : public std::enable_shared_from_this<Impl> {
   void SendBlock(const RequestId& request_id, int64_t block, SlotRef pin);
   void SendLayer(const RequestId& request_id, int64_t kda_layer, std::span<const float> state,
                  std::span<const float> conv, const SlotRef& pin);
+  void SetRestored(const RequestId& request_id, int64_t tokens);
   const StateLayout& layout() const { return options_.layout; }
   void Cancel(const RequestId& request_id);
   void Tick(absl::Time now);
@@ -186,6 +188,7 @@ void HandoffSender::Impl::SendSeal(const TransferPtr& t) {
   *seal.mutable_key() = t->key;
   const std::string key_only = seal.SerializeAsString();
   for (const uint32_t crc : t->crcs) seal.add_region_crc32c(crc);
+  seal.set_restored_tokens(static_cast<uint64_t>(t->restored));
   SendMessage(t, MessageType::kHandoffSeal, key_only, seal.SerializeAsString());
 }
 
@@ -234,6 +237,15 @@ void HandoffSender::Impl::SendLayer(const RequestId& request_id, int64_t kda_lay
   Give(t, t->plan.StateIndex(kda_layer), state, pin);
   Give(t, t->plan.ConvIndex(kda_layer), conv, pin);
   Pump(t);
+}
+
+void HandoffSender::Impl::SetRestored(const RequestId& request_id, int64_t tokens) {
+  const TransferPtr t = Find(request_id);
+  if (t == nullptr) return;
+  std::lock_guard lock(mutex_);
+  CHECK(tokens >= 0 && tokens <= t->plan.position() && !t->seal_sent,
+        "%d of %d positions restored, sealed: %d", tokens, t->plan.position(), t->seal_sent);
+  t->restored = tokens;
 }
 
 // Segments of a region, and the region's checksum.
@@ -535,6 +547,9 @@ void HandoffSender::SendSnapshotLayer(const RequestId& request_id, int64_t kda_l
   const StateLayout& layout = impl_->layout();
   impl_->SendLayer(request_id, kda_layer, SnapshotStateSpan(layout, snapshot.data(), kda_layer),
                    SnapshotConvSpan(layout, snapshot.data(), kda_layer), snapshot);
+}
+void HandoffSender::SetRestored(const RequestId& request_id, int64_t tokens) {
+  impl_->SetRestored(request_id, tokens);
 }
 void HandoffSender::Cancel(const RequestId& request_id) { impl_->Cancel(request_id); }
 void HandoffSender::Tick(absl::Time now) { impl_->Tick(now); }

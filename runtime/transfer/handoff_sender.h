@@ -97,6 +97,10 @@ class HandoffSender final : public MessageHandler {
   // The same for a layer that lies in a snapshot.
   void SendSnapshotLayer(const RequestId& request_id, int64_t kda_layer, SlotRef snapshot);
 
+  // How many of the state's positions were restored instead of computed; the seal tells. Before the last
+  // region is given; without it none were.
+  void SetRestored(const RequestId& request_id, int64_t tokens);
+
   // Stops sending; no result is reported. Unknown requests are ignored, as in SendBlock and
   // SendLayer.
   void Cancel(const RequestId& request_id);

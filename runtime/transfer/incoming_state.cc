@@ -149,7 +149,12 @@ Refusal IncomingState::TakeSeal(const mesh::Seal& seal) {
     return Refuse(mesh::MALFORMED, "%d checksums for %d regions", seal.region_crc32c_size(),
                   regions_.size());
   }
+  if (seal.restored_tokens() > static_cast<uint64_t>(plan_.position())) {
+    return Refuse(mesh::WRONG_COUNT, "%d tokens restored of a state at %d", seal.restored_tokens(),
+                  plan_.position());
+  }
   sealed_ = true;
+  restored_tokens_ = static_cast<int64_t>(seal.restored_tokens());
   seal_.assign(seal.region_crc32c().begin(), seal.region_crc32c().end());
   return {};
 }

@@ -32,6 +32,7 @@ class IncomingState {
   uint64_t landed_bytes() const { return landed_bytes_; }
   bool accepted() const { return accepted_; }  // the manifest was taken
   bool sealed() const { return sealed_; }
+  int64_t restored_tokens() const { return restored_tokens_; }  // as the seal has it
   // Sealed, and every byte of every region has landed.
   bool whole() const { return sealed_ && landed_bytes_ == static_cast<uint64_t>(plan_.bytes()); }
 
@@ -83,6 +84,7 @@ class IncomingState {
   std::vector<Progress> regions_;  // in the manifest's order
   std::vector<uint32_t> seal_;     // checksums by region
   uint64_t landed_bytes_ = 0;
+  int64_t restored_tokens_ = 0;
 };
 
 }  // namespace deltamesh

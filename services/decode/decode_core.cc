@@ -27,8 +27,10 @@ struct DecodeCore::Request : AdmittedRequest {
   KeptPrompt prompt;
   StateLoadRef load;  // its state is read from the store
   int64_t handoffs_refused = 0;
+  int64_t handed_restored = 0;  // positions of the state that came, restored by who sent it
   int64_t generated = 0;
 
+  int64_t cached() const { return prompt.restored + handed_restored; }
   bool landing() const { return transfer != 0; }
   bool loading() const { return load != nullptr; }  // nor fetching: running
 };
@@ -257,6 +259,7 @@ void DecodeCore::OnCompleted(HandoffCompleted event, absl::Time now) {
                                {"seconds", event.seconds}});
   SendHandoffResult(*request, absl::OkStatus(), std::string(ReasonName(mesh::NONE)), event.bytes,
                     event.seconds);
+  request->handed_restored = event.restored_tokens;
   prefixes_.KeepArrived(request->prompt, *event.state, now);
   const absl::Status status = Run(*request, std::move(event.state), now);
   if (!status.ok()) requests_.Fail(*request, status);
@@ -325,7 +328,7 @@ void DecodeCore::Relay(const StepReport& report, absl::Time now) {
     mesh::SequenceOutput* to = messages[request->link].mutable_outputs()->add_sequences();
     to->set_request_id(request->id);
     to->set_attempt(request->attempt);
-    to->set_cached_tokens(static_cast<uint64_t>(request->prompt.restored));
+    to->set_cached_tokens(static_cast<uint64_t>(request->cached()));
     FillOutput(output, request->start.sampling().logprobs() >= 0, to);
     for (const TokenOutput& token : output.tokens)
       prefixes_.Generated(&request->prompt, {&token.token, 1});
@@ -334,7 +337,7 @@ void DecodeCore::Relay(const StepReport& report, absl::Time now) {
     LogInfo("decode.finished", {{"request", request->id},
                                 {"prompt_tokens", request->start.prompt_size()},
                                 {"handoff_tokens", request->start.handoff_tokens()},
-                                {"cached", request->prompt.restored},
+                                {"cached", request->cached()},
                                 {"generated", request->generated},
                                 {"seconds", absl::ToDoubleSeconds(now - request->admitted)}});
     requests_.Finish(*request);

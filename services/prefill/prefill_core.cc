@@ -129,7 +129,7 @@ absl::Status PrefillCore::Admit(Request& request, const mesh::StartPrefill& mess
   start.landing = message.landing();
   start.deadline = request.deadline;
   RETURN_IF_ERROR(ends_.sender->Begin(std::move(start)));
-  if (request.whole != nullptr) SendRestored(request, now);
+  Computes(request, absl::OkStatus(), now);
   return absl::OkStatus();
 }
 
@@ -181,11 +181,9 @@ void PrefillCore::ComputeArrived(absl::Time now) {
 }
 
 void PrefillCore::Computes(Request& request, const absl::Status& status, absl::Time now) {
-  if (!status.ok()) {
-    requests_.Fail(request, status);
-  } else if (request.whole != nullptr) {
-    SendRestored(request, now);
-  }
+  if (!status.ok()) return requests_.Fail(request, status);
+  ends_.sender->SetRestored(request.id, request.prompt.restored);
+  if (request.whole != nullptr) SendRestored(request, now);
 }
 
 void PrefillCore::SendRestored(Request& request, absl::Time now) {
@@ -243,7 +241,6 @@ void PrefillCore::OnComputed(Request& request, absl::Time now) {
   finished->set_request_id(request.id);
   finished->set_attempt(request.attempt);
   finished->set_computed_tokens(static_cast<uint64_t>(request.position - request.prompt.restored));
-  finished->set_cached_tokens(static_cast<uint64_t>(request.prompt.restored));
   request.compute_seconds = absl::ToDoubleSeconds(now - request.admitted);
   finished->set_seconds(request.compute_seconds);
   links_.Send(request.link, std::move(message));

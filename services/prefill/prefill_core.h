@@ -81,7 +81,7 @@ class PrefillCore final : public StateWorkerCore {
   absl::Status Compute(Request& request, std::unique_ptr<SequenceState> state, absl::Time now);
   // Computes for those whose state has been read or fetched, or who should not wait for it any more.
   void ComputeArrived(absl::Time now);
-  // What became of a request that was to be computed.
+  // What became of a request that was to be computed. Its transfer is open, and nothing of it was sent.
   void Computes(Request& request, const absl::Status& status, absl::Time now);
   void SendFullBlocks(Request& request, const SequenceState& state);
   // The whole state was restored: there is nothing to compute.

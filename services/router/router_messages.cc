@@ -225,7 +225,6 @@ void RouterCore::Impl::OnHandoffResult(const Worker& from, const mesh::HandoffRe
   }
   ++counters.handoffs_refused;
   if (Decision* d = decisions.At(r->decision)) ++d->handoffs_refused;
-  r->cached_tokens = 0;  // the next try tells anew
   if (!CountHandoffFailure(*r, absl::Status(CodeOf(message.code()), message.reason()))) {
     return PlaceWaiting(now);
   }
@@ -242,8 +241,6 @@ void RouterCore::Impl::OnPrefillFinished(const Worker& from, const mesh::Prefill
     ++counters.stale_messages;
     return;
   }
-  r->cached_tokens = static_cast<int64_t>(
-      std::min<uint64_t>(message.cached_tokens(), static_cast<uint64_t>(r->handoff_tokens)));
   // The worker's room is free again; until the verdict it stays known as the sender.
   if (r->phase == RequestPhase::kDecoding) ReleasePrefill(*r);
 }
@@ -271,9 +268,8 @@ void RouterCore::Impl::OnOutput(const Worker& from, const mesh::SequenceOutput& 
   r->phase_since = now;
   if (r->prefill != 0) ReleasePrefill(*r);
   if (count > known) {
-    r->cached_tokens = std::max(
-        r->cached_tokens, static_cast<int64_t>(std::min<uint64_t>(
-                              output.cached_tokens(), static_cast<uint64_t>(r->prompt_tokens()))));
+    r->cached_tokens = static_cast<int64_t>(
+        std::min<uint64_t>(output.cached_tokens(), static_cast<uint64_t>(r->prompt_tokens())));
     ClientTokens tokens{r->spec.request_id, output, r->cached_tokens, r->overtaken};
     tokens.output.set_first_index(static_cast<uint64_t>(r->delivered));
     tokens.output.mutable_tokens()->erase(tokens.output.tokens().begin(),

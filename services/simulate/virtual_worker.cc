@@ -245,6 +245,7 @@ void VirtualWorker::OnHandoffArrived(const VirtualHandoff& handoff, double secon
   job.request = handoff.request;
   job.attempt = awaited.attempt;
   job.position = handoff.position;
+  job.restored = handoff.restored;
   job.prompt_end = turn.prompt_tokens;
   job.blocks = awaited.blocks;
   job.admitted = now;
@@ -382,7 +383,6 @@ void VirtualWorker::FinishPrefill(Job& job, double now) {
   finished->set_request_id(job.request);
   finished->set_attempt(job.attempt);
   finished->set_computed_tokens(static_cast<uint64_t>(job.prompt_end - job.restored));
-  finished->set_cached_tokens(static_cast<uint64_t>(job.restored));
   finished->set_seconds(now - job.admitted);
   messages_.push_back(std::move(message));
   const int64_t missing = std::max<int64_t>(
@@ -391,6 +391,7 @@ void VirtualWorker::FinishPrefill(Job& job, double now) {
                        .receiver = job.landing->receiver(),
                        .attempt = job.attempt,
                        .position = job.prompt_end,
+                       .restored = job.restored,
                        .bytes = bytes_.snapshot + missing * bytes_.block,
                        .latent_bytes = missing * bytes_.block,
                        .compute_seconds = now - job.admitted});

@@ -49,6 +49,7 @@ struct VirtualHandoff {
   std::string receiver;
   uint32_t attempt = 0;
   int64_t position = 0;
+  int64_t restored = 0;      // of the position, not computed
   int64_t bytes = 0;         // snapshot and the latents the receiver lacks
   int64_t latent_bytes = 0;  // of them; they leave while the prompt computes
   double compute_seconds = 0;

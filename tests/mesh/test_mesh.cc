@@ -120,6 +120,7 @@ struct TestMesh::Worker {
   bool alive = true;
   bool deaf = false;
   bool stuck_disk = false;
+  bool slow = false;
   LinkId link = 0;
   std::deque<mesh::RouterMessage> to_worker;
   std::deque<mesh::WorkerMessage> to_router;
@@ -417,6 +418,7 @@ void TestMesh::DeliverLink(Worker& w) {
     if (heard_) heard_(w.name, message);
     w.core->OnRouterMessage(w.link, message, now());
   }
+  if (w.slow) return;
   for (mesh::WorkerMessage& message : std::exchange(w.to_router, {})) {
     if (lost_ && lost_(w.name, message)) continue;
     router_->OnWorkerMessage(w.link, message, now());
@@ -484,6 +486,7 @@ void TestMesh::SetDeaf(const std::string& name, bool deaf) { workers_.at(name)->
 void TestMesh::SetStuckDisk(const std::string& name, bool stuck) {
   workers_.at(name)->stuck_disk = stuck;
 }
+void TestMesh::SetSlow(const std::string& name, bool slow) { workers_.at(name)->slow = slow; }
 
 void TestMesh::Kill(const std::string& name) {
   Worker& worker = *workers_.at(name);

@@ -118,6 +118,8 @@ class TestMesh {
   void SetDeaf(const std::string& name, bool deaf);
   // Its disk does nothing of what it is asked.
   void SetStuckDisk(const std::string& name, bool stuck);
+  // What the worker says to the router waits until this is over; nothing else of it does.
+  void SetSlow(const std::string& name, bool slow);
   // The process is gone: its link breaks, its transport dies, nothing is said.
   void Kill(const std::string& name);
   // The same name with a larger epoch.

@@ -23,11 +23,11 @@ TEST_F(RequestTest, WholeLifeThroughBothWorkers) {
   EXPECT_EQ(Drain(), "2 <- StartDecode a prompt=200 handoff=192 max=3 attempt=1\n");
   Grant(kDecode, "a", 192, 1);
   EXPECT_EQ(Drain(), "1 <- StartPrefill a tokens=192 transfer=7 attempt=1\n");
-  Prefilled(kPrefill, "a", 1, 128);
+  Prefilled(kPrefill, "a", 1);
   Verdict(kDecode, "a", 1, absl::StatusCode::kOk);
   EXPECT_EQ(Drain(), "");
-  Tokens(kDecode, "a", {5, 6}, 0);
-  Tokens(kDecode, "a", {7}, 2, mesh::SequenceOutput::MAX_TOKENS);
+  Tokens(kDecode, "a", {5, 6}, 0, mesh::SequenceOutput::RUNNING, 128);
+  Tokens(kDecode, "a", {7}, 2, mesh::SequenceOutput::MAX_TOKENS, 128);
   EXPECT_EQ(Drain(),
             "client a tokens [5 6] at 0\n"
             "client a tokens [7] at 2\n"
@@ -229,7 +229,7 @@ TEST_F(RequestTest, NoGrantOrVerdictOfACancelledRequestReachesTheNextOneOfItsId)
   Grant(kDecode, "a", 64, 1 + kAttemptsPerPlacement, 8);
   EXPECT_EQ(Drain(), "1 <- StartPrefill a tokens=64 transfer=8 attempt=17\n");
   Verdict(kDecode, "a", 1, absl::StatusCode::kOk);
-  Prefilled(kPrefill, "a", 1, 64);
+  Prefilled(kPrefill, "a", 1);
   TokensOf(1, kDecode, "a", {66}, 0);
   EXPECT_EQ(Drain(), "");
   EXPECT_EQ(core->counters().stale_messages, 2 * kAttemptsPerPlacement + 3u);

@@ -109,16 +109,15 @@ TEST_F(ExplainTest, APlacementAndWhatBecameOfIt) {
   Drain();
   now += absl::Seconds(2);
   Grant(kDecode2, "a/1", 192, attempts["a/1"]);
-  Prefilled(kPrefill, "a/1", attempts["a/1"], 128);
+  Prefilled(kPrefill, "a/1", attempts["a/1"]);
   Verdict(kDecode2, "a/1", attempts["a/1"], absl::StatusCode::kDataLoss, "CHECKSUM");
   Grant(kDecode2, "a/1", 192, attempts["a/1"] + 1);
   Drain();
-  Prefilled(kPrefill, "a/1", attempts["a/1"], 64);
   Verdict(kDecode2, "a/1", attempts["a/1"], absl::StatusCode::kOk);
   now += absl::Seconds(3);
-  Tokens(kDecode2, "a/1", {5}, 0);
+  Tokens(kDecode2, "a/1", {5}, 0, mesh::SequenceOutput::RUNNING, 64);
   now += absl::Seconds(4);
-  Tokens(kDecode2, "a/1", {6}, 1, mesh::SequenceOutput::STOP_TOKEN);
+  Tokens(kDecode2, "a/1", {6}, 1, mesh::SequenceOutput::STOP_TOKEN, 64);
 
   const Decision& d = Last();
   EXPECT_EQ(d.prompt_tokens, 200);

@@ -190,20 +190,20 @@ class RouterCoreTest : public ::testing::Test {
     m.mutable_handoff_result()->set_bytes(100);
     Send(link, m);
   }
-  void Prefilled(LinkId link, const std::string& id, uint32_t attempt, uint64_t cached = 0) {
+  void Prefilled(LinkId link, const std::string& id, uint32_t attempt) {
     mesh::WorkerMessage m;
     m.mutable_prefill_finished()->set_request_id(id);
     m.mutable_prefill_finished()->set_attempt(attempt);
-    m.mutable_prefill_finished()->set_cached_tokens(cached);
     Send(link, m);
   }
   // Under the attempt that the last Drain saw.
   void Tokens(LinkId link, const std::string& id, std::vector<int> tokens, uint64_t first,
-              mesh::SequenceOutput::End end = mesh::SequenceOutput::RUNNING) {
-    TokensOf(attempts[id], link, id, std::move(tokens), first, end);
+              mesh::SequenceOutput::End end = mesh::SequenceOutput::RUNNING, uint64_t cached = 0) {
+    TokensOf(attempts[id], link, id, std::move(tokens), first, end, cached);
   }
   void TokensOf(uint32_t attempt, LinkId link, const std::string& id, std::vector<int> tokens,
-                uint64_t first, mesh::SequenceOutput::End end = mesh::SequenceOutput::RUNNING) {
+                uint64_t first, mesh::SequenceOutput::End end = mesh::SequenceOutput::RUNNING,
+                uint64_t cached = 0) {
     mesh::WorkerMessage m;
     mesh::SequenceOutput* o = m.mutable_outputs()->add_sequences();
     o->set_request_id(id);
@@ -211,6 +211,7 @@ class RouterCoreTest : public ::testing::Test {
     o->set_first_index(first);
     o->set_end(end);
     o->set_attempt(attempt);
+    o->set_cached_tokens(cached);
     Send(link, m);
   }
   void Failed(LinkId link, const std::string& id, uint32_t attempt, const absl::Status& status) {

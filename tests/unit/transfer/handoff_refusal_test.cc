@@ -134,6 +134,18 @@ TEST_F(HandoffRefusalTest, SealOfTheWrongLength) {
   ExpectRawRefusal(mesh::MALFORMED, mesh::Verdict::SEAL);
 }
 
+TEST_F(HandoffRefusalTest, SealOfMoreRestoredThanThereIs) {
+  StartRaw();
+  const mesh::Landing landing = Grant();
+  SendRaw(MessageType::kHandoffManifest, GoodManifest(landing));
+  mesh::Seal seal;
+  *seal.mutable_key() = KeyOf(landing);
+  for (int64_t i = 0; i < RegionPlan(layout_, kPosition, 0).size(); ++i) seal.add_region_crc32c(1);
+  seal.set_restored_tokens(kPosition + 1);
+  SendRaw(MessageType::kHandoffSeal, seal);
+  ExpectRawRefusal(mesh::WRONG_COUNT, mesh::Verdict::SEAL);
+}
+
 TEST_F(HandoffRefusalTest, MissingRegion) {
   ManifestRefused(mesh::WRONG_REGION, [](mesh::Manifest& m) { m.mutable_regions()->RemoveLast(); });
 }

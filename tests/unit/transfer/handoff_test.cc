@@ -122,6 +122,25 @@ TEST_F(HandoffTest, AThousandRegionsTravelInThePayload) {
   ExpectBaseline();
 }
 
+// It comes with the state, of whatever size the seal is; of another try it says nothing.
+TEST_F(HandoffTest, TheSealTellsWhatWasRestored) {
+  Start();
+  ASSERT_TRUE(Begin(Grant()).ok());
+  sender_->SetRestored("r1", 2 * kBlockTokens);
+  ASSERT_TRUE(Begin(Grant()).ok());
+  GiveAll();
+  Settle();
+  ASSERT_EQ(completed_.size(), 1u);
+  EXPECT_EQ(completed_[0].restored_tokens, 0);
+  ASSERT_TRUE(Begin(Grant()).ok());
+  sender_->SetRestored("r1", kPosition);
+  sender_->SetRestored("other", 1);
+  GiveAll();
+  Settle();
+  ASSERT_EQ(completed_.size(), 2u);
+  EXPECT_EQ(completed_[1].restored_tokens, kPosition);
+}
+
 TEST_F(HandoffTest, TwoRequestsShareAConnectionWithoutMixing) {
   Start();
   ASSERT_TRUE(Begin(Grant("r1"), "r1").ok());
