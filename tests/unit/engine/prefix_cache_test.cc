@@ -5,6 +5,7 @@
 
 #include "runtime/prefix/prefix_hash.h"
 #include "tests/unit/engine/engine_fixture.h"
+#include "tests/unit/engine/every_tail.h"
 
 namespace deltamesh {
 namespace {
@@ -104,6 +105,20 @@ TEST_P(PrefixCacheTest, EveryTailLengthEqualsAColdRun) {
     EXPECT_EQ(restored_, 192) << tail;
     EXPECT_EQ(warm, Cold(GetParam(), prompt)) << tail;
   }
+  cache_->Clear();
+  t_.ExpectBaseline();
+}
+
+TEST_P(PrefixCacheTest, EveryTailLengthInCompanyEqualsAColdRunAlone) {
+  const std::vector<TokenId> head = RandomPrompt(1, 192, kVocab);
+  Run(RandomPrompt(1, 200, kVocab));
+  testing::ExpectEveryTailInCompany(
+      GetParam(), t_, head,
+      [this](const std::vector<TokenId>& prompt, int64_t max_tokens, int64_t restored) {
+        const SequenceId id = Start(prompt, max_tokens);
+        EXPECT_EQ(restored_, restored) << prompt.size();
+        return id;
+      });
   cache_->Clear();
   t_.ExpectBaseline();
 }

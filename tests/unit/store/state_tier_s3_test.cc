@@ -70,6 +70,18 @@ TEST_P(StateTierS3Test, EveryTailLengthFromABucketEqualsAColdRun) {
   t.engine.ExpectBaseline();
 }
 
+TEST_P(StateTierS3Test, EveryTailLengthFromABucketInCompanyEqualsAColdRunAlone) {
+  const std::vector<TokenId> shared = RandomPrompt(1, 200, testing::kVocab);
+  TieredEngine one(GetParam(), "", Bucket());
+  one.Run(shared);
+  one.Settle(absl::Seconds(31));
+  one.Settle(absl::Minutes(11));
+  one.Settle(absl::Seconds(2));
+  EXPECT_EQ(one.Metric("store_states", "object_store"), 1);
+  TieredEngine t(GetParam(), "", Bucket());  // another machine, without a disk
+  t.ExpectEveryTailInCompany({shared.begin(), shared.begin() + 192});
+}
+
 // Suspended on one worker, resumed at once on another that has not listed the bucket since.
 TEST_P(StateTierS3Test, ASessionMovesThroughTheBucket) {
   const auto prompt = RandomPrompt(4, 330, testing::kVocab);

@@ -57,6 +57,14 @@ TEST_P(StateTierTest, EveryTailLengthFromDiskEqualsAColdRun) {
   t.engine.ExpectBaseline();
 }
 
+TEST_P(StateTierTest, EveryTailLengthFromDiskInCompanyEqualsAColdRunAlone) {
+  const std::vector<TokenId> shared = RandomPrompt(1, 200, testing::kVocab);
+  TieredEngine t(GetParam(), folder_.path, nullptr);
+  t.Run(shared);
+  t.Settle(absl::Seconds(31));
+  t.ExpectEveryTailInCompany({shared.begin(), shared.begin() + 192});
+}
+
 // From disk, from memory and cold ones side by side.
 TEST_P(StateTierTest, LoadedSequencesInABatchEqualColdOnes) {
   const std::vector<TokenId> shared = RandomPrompt(7, 330, testing::kVocab);

@@ -11,6 +11,7 @@
 #include "runtime/prefix/prefix_hash.h"
 #include "services/worker/state_tier.h"
 #include "tests/unit/engine/engine_fixture.h"
+#include "tests/unit/engine/every_tail.h"
 #include "tests/unit/store/store_fixture.h"
 
 namespace deltamesh::testing {
@@ -113,6 +114,20 @@ class TieredEngine {
     const SequenceId id = t.Add(Watched(prompt, max_tokens));
     t.RunAll();
     return t.results[id];
+  }
+  // Memory forgets before each prompt, so that its state comes from below.
+  void ExpectEveryTailInCompany(const std::vector<TokenId>& head) {
+    testing::ExpectEveryTailInCompany(
+        family_, engine, head,
+        [this](const std::vector<TokenId>& prompt, int64_t max_tokens, int64_t positions) {
+          cache->Clear();
+          const SequenceId id = Start(prompt, max_tokens);
+          EXPECT_EQ(restored, positions) << prompt.size();
+          return id;
+        });
+    EXPECT_EQ(Metric("store_loads_total", "hit"), 64);
+    cache->Clear();
+    engine.ExpectBaseline();
   }
   SessionStoreDone Done() {
     Settle();
