@@ -163,6 +163,22 @@ class Recipe(unittest.TestCase):
         self.assertGreater(worst[0], 2)
         self.assertLess(worst[-1], 1.2)
 
+    def test_settling_evens_the_load_of_texts_that_it_did_not_see(self):
+        stage = recipe.Stage("publish", 1024, {128: 0.5, 256: 0.5})
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = train.Trainer(folder, 1, [stage], 1024, SMALL, low=torch.float32)
+            uneven(trainer.model)
+
+            def worst():
+                loads = {}
+                evaluation.accuracy(trainer.model, trainer.tokenizer, 256, 12, loads=loads)
+                return max(float(n.max() / n.float().mean()) for n in loads.values())
+
+            before = worst()
+            trainer.settle(stage, batches=8)
+            self.assertGreater(before, 1.5)
+            self.assertLess(worst(), 1.3)
+
     def test_experts_through_slots_are_experts_one_by_one(self):
         torch.manual_seed(0)
         x, w = torch.randn(50, 16, dtype=torch.float64, requires_grad=True), torch.randn(

@@ -109,6 +109,6 @@ def row(tokenizer, rng, held, length, phase_one, losing):
 def batch(tokenizer, seed, number, rows, length, held=False, phase_one=False, losing=0.0):
     """rows x length ids padded at the end, the mask of what the model writes, and the positions (multiples of
     GRID) before which each row's recurrent state is lost."""
-    rng = random.Random("%d/%d/%d" % (seed, number, held))
+    rng = random.Random("%s/%d/%d" % (seed, number, held))
     made = [row(tokenizer, rng, held, length, phase_one, losing) for _ in range(rows)]
     return [r[0] for r in made], [r[1] for r in made], [r[2] for r in made]

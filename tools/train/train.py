@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import time
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -133,6 +134,29 @@ class Trainer:
             "gradient": float(norm),
         }
 
+    @torch.no_grad()
+    def settle(self, stage, batches=recipe.SETTLING):
+        """The router bias that gives every expert its share of texts that were not trained on: a step's few
+        texts are too alike for that."""
+        rng, scores = random.Random("settle.%d" % self.seed), {}
+        for number in range(batches):
+            length = rng.choices(list(stage.lengths), list(stage.lengths.values()))[0]
+            rows = max(1, self.per_step // length)
+            ids = torch.tensor(data.batch(self.tokenizer, "settle.%d" % self.seed, number, rows, length)[0])
+            real = (ids != self.tokenizer.pad).view(-1)
+            _, seen = self.model(
+                ids,
+                low=self.low,
+                capacity_factor=recipe.CAPACITY,
+                quantised=stage.quantised,
+                positions=torch.zeros(1, dtype=torch.long),
+                real=real,
+            )
+            for layer, some in seen.scores.items():
+                scores.setdefault(layer, []).append(some)
+        for _ in range(8):  # each moves the bars that the next one starts from
+            self.model.balance(SimpleNamespace(scores={i: torch.cat(s) for i, s in scores.items()}), 0.0)
+
     def train(self, until_step=None, quiet=False):
         """Steps until the stages are done, or `until_step`; returns the log's rows."""
         with open(os.path.join(self.run, "log.jsonl"), "a", encoding="utf-8") as log:
@@ -169,6 +193,9 @@ class Trainer:
             before = stage
             stage, progress = recipe.stage_at(self.tokens, self.stages)
             if self.step % SAVE_EVERY == 0 or stage is not before:
+                self.save(self.latest)
+            if stage is None:
+                self.settle(before)
                 self.save(self.latest)
             if stage is not before:
                 self.save(os.path.join(self.run, f"after-{before.name}.pt"))
