@@ -1,23 +1,36 @@
 // One call at a gRPC server, from its first byte to its end, and who answers it.
 //
 // Thread-safe. What happens to a call is told on the server's thread, one thing at a time; it may be answered
-// from any thread.
+// from any thread. gRPC allows one write at a time and nothing after the end: that order is kept here.
 #pragma once
 
 #include <google/protobuf/message_lite.h>
-#include <grpcpp/support/status.h>
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/grpcpp.h>
 
-#include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 
 namespace deltamesh {
+
+class GrpcCall;
+
+// What the queue of a server hands back when something it was asked for is done.
+class GrpcTag {
+ public:
+  virtual ~GrpcTag() = default;
+  virtual void Run(bool ok) = 0;
+};
 
 class GrpcCall : public std::enable_shared_from_this<GrpcCall> {
  public:
@@ -28,8 +41,8 @@ class GrpcCall : public std::enable_shared_from_this<GrpcCall> {
   class Events {
    public:
     virtual ~Events() = default;
-    // What was asked for with Read. The bytes are there until this returns.
-    virtual void OnMessage(std::string_view bytes) = 0;
+    // What was asked for with Read.
+    virtual void OnMessage(const grpc::ByteBuffer& bytes) = 0;
     // In its place: the client sends no more.
     virtual void OnMessagesEnd() = 0;
     // The client left or its deadline passed; nothing reaches it any more.
@@ -38,7 +51,7 @@ class GrpcCall : public std::enable_shared_from_this<GrpcCall> {
     virtual void OnDone() {}
   };
 
-  virtual ~GrpcCall() = default;
+  GrpcCall();
 
   // Constant from the call's arrival on.
   const std::string& method() const { return method_; }  // "/package.Service/Method"
@@ -46,22 +59,76 @@ class GrpcCall : public std::enable_shared_from_this<GrpcCall> {
   std::chrono::system_clock::time_point deadline() const { return deadline_; }
 
   // Tells the client that the call was taken before there is anything else to say.
-  virtual void Open() = 0;
+  void Open();
   // One at a time.
-  virtual void Read() = 0;
+  void Read();
   // Queues a message; kFull when `unwritten_max` wait already, kOver when the call has ended.
-  virtual Written Write(const google::protobuf::MessageLite& message, size_t unwritten_max) = 0;
+  Written Write(const google::protobuf::MessageLite& message, size_t unwritten_max);
   // Ends the call once what is queued has been written. The first end stays.
-  virtual void Finish(const grpc::Status& status, const Metadata& trailing = {}) = 0;
+  void Finish(const grpc::Status& status, const Metadata& trailing = {});
   // The same at once: what is queued is dropped. A client in the middle of a message, perhaps for ever, sees
   // CANCELLED instead.
-  virtual void Abort(const grpc::Status& status) = 0;
+  void Abort(const grpc::Status& status);
   // The one answer of a call that has one.
-  virtual void Reply(const google::protobuf::MessageLite& message) = 0;
+  void Reply(const google::protobuf::MessageLite& message);
 
- protected:
+  // ---- the server's part ----
+  // Asks for the next call; `arrived` runs on the server's thread, with false when the server stops.
+  using Arrived = std::function<void(bool ok)>;
+  void Await(grpc::AsyncGenericService* service, grpc::ServerCompletionQueue* queue,
+             Arrived arrived);
+  // The call arrived: who answers it, and what to do when nothing follows.
+  void Begin(std::shared_ptr<Events> events, std::function<void(GrpcCall*)> done);
+  // Nothing more may be asked of gRPC: its queue is about to close.
+  void Close();
+
+ private:
+  // gRPC's side; gone once nothing follows.
+  struct Wire {
+    grpc::GenericServerContext context;
+    grpc::GenericServerAsyncReaderWriter stream{&context};
+  };
+  class Tag final : public GrpcTag {
+   public:
+    Tag(GrpcCall* call, void (GrpcCall::*react)(bool)) : call_(call), react_(react) {}
+    void Run(bool ok) override { (call_->*react_)(ok); }
+
+   private:
+    GrpcCall* const call_;
+    void (GrpcCall::*const react_)(bool);
+  };
+
+  void OnArrived(bool ok);
+  void OnLeft(bool ok);
+  void OnRead(bool ok);
+  void OnWritten(bool ok);
+  void OnFinished(bool ok);
+  // What was asked of gRPC came back; the last one ends this object.
+  void Settle();
+  // Starts the next write, or the end when all is written.
+  void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Ended() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return ending_ || over_; }
+
   std::string method_, peer_;
-  std::chrono::system_clock::time_point deadline_ = std::chrono::system_clock::time_point::max();
+  std::chrono::system_clock::time_point deadline_;
+  Tag arrived_tag_, left_tag_, read_tag_, write_tag_, finish_tag_;
+
+  // The server's thread only.
+  Arrived arrived_;
+  std::shared_ptr<Events> events_;
+  std::function<void(GrpcCall*)> done_;
+  std::shared_ptr<GrpcCall> self_;  // while gRPC may come back
+  grpc::ByteBuffer incoming_;       // of the read in flight
+
+  absl::Mutex mu_;
+  std::unique_ptr<Wire> wire_ ABSL_GUARDED_BY(mu_);
+  std::deque<grpc::ByteBuffer> queue_ ABSL_GUARDED_BY(mu_);
+  int asked_ ABSL_GUARDED_BY(mu_) = 0;  // of gRPC and not come back yet
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool ending_ ABSL_GUARDED_BY(mu_) = false;    // nothing more is queued
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;  // the end was asked for
+  bool over_ ABSL_GUARDED_BY(mu_) = false;      // nothing more may be asked for
+  grpc::Status status_ ABSL_GUARDED_BY(mu_);
 };
 
 // Answers the calls of one service.
@@ -79,10 +146,10 @@ class GrpcService {
 // For a call with one request: hands its bytes to `work`, which answers through the call, at once or later.
 class OneRequest final : public GrpcCall::Events {
  public:
-  using Work = std::function<void(std::string_view bytes)>;
+  using Work = std::function<void(const grpc::ByteBuffer& bytes)>;
   OneRequest(const std::shared_ptr<GrpcCall>& call, Work work,
              std::function<void()> cancelled = nullptr);
-  void OnMessage(std::string_view bytes) override;
+  void OnMessage(const grpc::ByteBuffer& bytes) override;
   void OnMessagesEnd() override;
   void OnCancelled() override;
 
@@ -97,11 +164,11 @@ class OneRequest final : public GrpcCall::Events {
 inline constexpr size_t kSmallRequestBytes = 64 << 10;
 
 // False when they are no such message.
-bool ParseBytes(std::string_view bytes, google::protobuf::MessageLite* message);
+bool ParseBytes(const grpc::ByteBuffer& bytes, google::protobuf::MessageLite* message);
 
 // INVALID_ARGUMENT when it is no such message.
 template <typename Message>
-absl::StatusOr<Message> ParseRequest(std::string_view bytes) {
+absl::StatusOr<Message> ParseRequest(const grpc::ByteBuffer& bytes) {
   Message message;
   if (ParseBytes(bytes, &message)) return message;
   return absl::InvalidArgumentError("request: is not a " + message.GetTypeName());
@@ -109,9 +176,9 @@ absl::StatusOr<Message> ParseRequest(std::string_view bytes) {
 
 // The same for a method whose requests are small.
 template <typename Message>
-absl::StatusOr<Message> ParseSmallRequest(std::string_view bytes) {
-  if (bytes.size() <= kSmallRequestBytes) return ParseRequest<Message>(bytes);
-  return absl::InvalidArgumentError("request: " + std::to_string(bytes.size()) +
+absl::StatusOr<Message> ParseSmallRequest(const grpc::ByteBuffer& bytes) {
+  if (bytes.Length() <= kSmallRequestBytes) return ParseRequest<Message>(bytes);
+  return absl::InvalidArgumentError("request: " + std::to_string(bytes.Length()) +
                                     " bytes; this method takes at most " +
                                     std::to_string(kSmallRequestBytes));
 }

@@ -22,7 +22,7 @@ class HealthService::Watcher final : public GrpcCall::Events {
       : service_(service), call_(call) {
     call_->Read();
   }
-  void OnMessage(std::string_view bytes) override { service_->Watch(call_, bytes); }
+  void OnMessage(const grpc::ByteBuffer& bytes) override { service_->Watch(call_, bytes); }
   void OnMessagesEnd() override {
     call_->Finish({grpc::StatusCode::INVALID_ARGUMENT, "request: is missing"});
   }
@@ -42,8 +42,8 @@ std::shared_ptr<GrpcCall::Events> HealthService::Take(std::string_view method,
                                                       const std::shared_ptr<GrpcCall>& call) {
   if (method == "Watch") return std::make_shared<Watcher>(this, call);
   if (method != "Check") return nullptr;
-  return std::make_shared<OneRequest>(call,
-                                      [this, call](std::string_view bytes) { Check(call, bytes); });
+  return std::make_shared<OneRequest>(
+      call, [this, call](const grpc::ByteBuffer& bytes) { Check(call, bytes); });
 }
 
 int HealthService::StatusOf(const std::string& name) const {
@@ -63,9 +63,9 @@ wire::HealthCheckResponse Response(int status) {
 
 }  // namespace
 
-void HealthService::Check(const std::shared_ptr<GrpcCall>& call, std::string_view bytes) {
+void HealthService::Check(const std::shared_ptr<GrpcCall>& call, const grpc::ByteBuffer& bytes) {
   wire::HealthCheckRequest request;
-  if (bytes.size() > kSmallRequestBytes || !ParseBytes(bytes, &request)) {
+  if (bytes.Length() > kSmallRequestBytes || !ParseBytes(bytes, &request)) {
     return call->Finish({grpc::StatusCode::INVALID_ARGUMENT, "request: is no health check"});
   }
   int status = 0;
@@ -79,9 +79,9 @@ void HealthService::Check(const std::shared_ptr<GrpcCall>& call, std::string_vie
   call->Reply(Response(status));
 }
 
-void HealthService::Watch(const std::shared_ptr<GrpcCall>& call, std::string_view bytes) {
+void HealthService::Watch(const std::shared_ptr<GrpcCall>& call, const grpc::ByteBuffer& bytes) {
   wire::HealthCheckRequest request;
-  if (bytes.size() > kSmallRequestBytes || !ParseBytes(bytes, &request)) {
+  if (bytes.Length() > kSmallRequestBytes || !ParseBytes(bytes, &request)) {
     return call->Finish({grpc::StatusCode::INVALID_ARGUMENT, "request: is no health check"});
   }
   absl::MutexLock lock(&mu_);

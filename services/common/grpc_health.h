@@ -35,8 +35,8 @@ class HealthService final : public GrpcService {
 
   // As an enum of the response.
   int StatusOf(const std::string& name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Check(const std::shared_ptr<GrpcCall>& call, std::string_view bytes);
-  void Watch(const std::shared_ptr<GrpcCall>& call, std::string_view bytes);
+  void Check(const std::shared_ptr<GrpcCall>& call, const grpc::ByteBuffer& bytes);
+  void Watch(const std::shared_ptr<GrpcCall>& call, const grpc::ByteBuffer& bytes);
   void Forget(GrpcCall* call);
 
   const std::vector<std::string> names_;

@@ -65,9 +65,9 @@ class ReflectionCall final : public GrpcCall::Events {
       : services_(services), call_(call) {
     call_->Read();
   }
-  void OnMessage(std::string_view bytes) override {
+  void OnMessage(const grpc::ByteBuffer& bytes) override {
     wire::ServerReflectionRequest request;
-    if (bytes.size() > kSmallRequestBytes || !ParseBytes(bytes, &request)) {
+    if (bytes.Length() > kSmallRequestBytes || !ParseBytes(bytes, &request)) {
       return call_->Finish({grpc::StatusCode::INVALID_ARGUMENT, "request: is no such message"});
     }
     if (call_->Write(Answer(*services_, request), kUnreadAnswersMax) == GrpcCall::Written::kFull) {

@@ -1,10 +1,14 @@
 // A gRPC server with what every port of the mesh has: health service, reflection, keepalive, size limits.
 //
 // One thread waits for all connections and calls: the server's own, or one that has other work too and
-// lends itself (`own_thread` false).
+// lends itself (`own_thread` false). A second one would cost more than it brings: with each event gRPC
+// would wake the other to wait in place of the first.
 //
 // Thread-safe.
 #pragma once
+
+#include <grpcpp/alarm.h>
+#include <grpcpp/grpcpp.h>
 
 #include <atomic>
 #include <cstdint>
@@ -15,19 +19,24 @@
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "services/common/grpc_call.h"
-#include "services/common/grpc_engine.h"
 
 namespace deltamesh {
 
 class HealthService;
 
-struct GrpcServerOptions : GrpcPortOptions {
-  std::vector<std::string> health_names;    // services named in health checks besides ""
-  bool own_thread = true;                   // false: the owner calls Poll
-  StartGrpcEngine engine = &StartGrpcCore;  // never null
+struct GrpcServerOptions {
+  std::string listen = "127.0.0.1:0";    // host:port; port 0 lets the system choose
+  int64_t message_bytes_max = 64 << 20;  // larger messages are refused with RESOURCE_EXHAUSTED
+  absl::Duration keepalive_time = absl::Seconds(10);
+  absl::Duration keepalive_timeout = absl::Seconds(10);
+  std::vector<std::string> health_names;  // services named in health checks besides ""
+  bool own_thread = true;                 // false: the owner calls Poll
 };
 
 class GrpcServer {
@@ -44,16 +53,31 @@ class GrpcServer {
   // What the health service answers for "" and every health name.
   void SetServing(bool serving);
 
-  // Without a thread of its own; see GrpcEngine.
-  bool Poll(absl::Duration wait) { return engine_->Poll(wait); }
-  void Wake() { engine_->Wake(); }
+  // Without a thread of its own. Waits up to `wait` for something to happen and deals with one thing that
+  // did, if anything; always by the same thread, and not once Shutdown was called.
+  bool Poll(absl::Duration wait);
+  // From any thread: ends the Poll in progress, or else the next.
+  void Wake();
 
   // Refuses new calls, lets running ones end for up to `grace`, then cancels them. Idempotent.
   void Shutdown(absl::Duration grace);
 
  private:
+  class WakeTag final : public GrpcTag {
+   public:
+    explicit WakeTag(std::atomic<bool>* pending) : pending_(pending) {}
+    void Run(bool) override { *pending_ = false; }
+
+   private:
+    std::atomic<bool>* const pending_;
+  };
+
   GrpcServer();
+  // Waits for the next call.
+  void Accept();
+  void OnArrived(const std::shared_ptr<GrpcCall>& call);
   std::shared_ptr<GrpcCall::Events> AnswererOf(const std::shared_ptr<GrpcCall>& call);
+  void OnDone(GrpcCall* call);
   void Loop();
 
   std::string host_;
@@ -61,9 +85,21 @@ class GrpcServer {
   std::map<std::string, GrpcService*, std::less<>> services_;
   std::unique_ptr<HealthService> health_;
   std::unique_ptr<GrpcService> reflection_;
-  std::unique_ptr<GrpcEngine> engine_;
-  std::atomic<bool> stopping_ = false;
+
+  grpc::AsyncGenericService calls_;
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::unique_ptr<grpc::Server> server_;
   std::thread thread_;
+  std::atomic<std::thread::id> poller_;  // who called Poll
+
+  std::atomic<bool> wake_pending_ = false;
+  WakeTag wake_tag_{&wake_pending_};
+
+  absl::Mutex mu_;
+  grpc::Alarm alarm_ ABSL_GUARDED_BY(mu_);
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;  // the queue takes nothing more
+  absl::flat_hash_set<std::shared_ptr<GrpcCall>> live_
+      ABSL_GUARDED_BY(mu_);  // arrived and not done
 };
 
 }  // namespace deltamesh

@@ -52,7 +52,7 @@ class LinkServer::Stream final : public GrpcCall::Events {
     }
   }
 
-  void OnMessage(std::string_view bytes) override {
+  void OnMessage(const grpc::ByteBuffer& bytes) override {
     {
       absl::MutexLock lock(&mu_);
       if (closing_) return;  // it hears nothing any more, so it must not look alive
@@ -60,7 +60,7 @@ class LinkServer::Stream final : public GrpcCall::Events {
     mesh::WorkerMessage message;
     if (!ParseBytes(bytes, &message)) {
       return Close(
-          InvalidArgument("link: a message of %d bytes is none of this protocol", bytes.size()),
+          InvalidArgument("link: a message of %d bytes is none of this protocol", bytes.Length()),
           /*drop=*/true);
     }
     if (!shared_->events.message(id_, std::move(message))) {

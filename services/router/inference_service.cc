@@ -33,12 +33,11 @@ class GenerateCall final : public AnswerSink,
   }
 
   // gRPC side.
-  void OnMessage(std::string_view bytes) override {
-    if (!pool_->Takes(bytes.size())) return Begin(bytes);
+  void OnMessage(const grpc::ByteBuffer& bytes) override {
+    if (!pool_->Takes(bytes.Length())) return Begin(bytes);
     absl::Status status = router_->Admits();
     if (status.ok()) {
-      status =
-          pool_->Post([self = shared_from_this(), all = std::string(bytes)] { self->Begin(all); });
+      status = pool_->Post([self = shared_from_this(), bytes] { self->Begin(bytes); });
     }
     if (!status.ok()) OnError(status);
   }
@@ -60,7 +59,7 @@ class GenerateCall final : public AnswerSink,
 
  private:
   // Checks and tokenises, then hands the request to the router. Once, on any thread.
-  void Begin(std::string_view bytes) {
+  void Begin(const grpc::ByteBuffer& bytes) {
     if (left()) return;
     absl::StatusOr<PreparedRequest> prepared = Prepare(bytes);
     if (!prepared.ok()) return OnError(prepared.status());
@@ -76,7 +75,7 @@ class GenerateCall final : public AnswerSink,
     if (left()) router_->Cancel(id_);
   }
 
-  absl::StatusOr<PreparedRequest> Prepare(std::string_view bytes) const {
+  absl::StatusOr<PreparedRequest> Prepare(const grpc::ByteBuffer& bytes) const {
     ASSIGN_OR_RETURN(v1::GenerateRequest request, ParseRequest<v1::GenerateRequest>(bytes));
     ASSIGN_OR_RETURN(GenerateSpec spec, SpecOf(std::move(request)));
     spec.deadline = DeadlineOf(*call_);
@@ -185,7 +184,7 @@ std::shared_ptr<GrpcCall::Events> InferenceService::Take(std::string_view method
   if (method == "Tokenize") return TakeTokenize(call, /*count_only=*/false);
   if (method == "CountTokens") return TakeTokenize(call, /*count_only=*/true);
   if (method != "ListModels") return TakeSession(method, call);
-  return std::make_shared<OneRequest>(call, [this, call](std::string_view) {
+  return std::make_shared<OneRequest>(call, [this, call](const grpc::ByteBuffer&) {
     v1::ListModelsResponse response;
     *response.add_models() = CurrentModelInfo(*front_, *router_);
     call->Reply(response);
@@ -194,15 +193,17 @@ std::shared_ptr<GrpcCall::Events> InferenceService::Take(std::string_view method
 
 std::shared_ptr<GrpcCall::Events> InferenceService::TakeTokenize(const Call& call,
                                                                  bool count_only) const {
-  return std::make_shared<OneRequest>(call, [this, call, count_only](std::string_view bytes) {
-    if (!pool_->Takes(bytes.size())) return Encode(call, bytes, count_only);
-    const absl::Status status = pool_->Post(
-        [this, call, all = std::string(bytes), count_only] { Encode(call, all, count_only); });
-    if (!status.ok()) Refuse(*call, status);
-  });
+  return std::make_shared<OneRequest>(
+      call, [this, call, count_only](const grpc::ByteBuffer& bytes) {
+        if (!pool_->Takes(bytes.Length())) return Encode(call, bytes, count_only);
+        const absl::Status status =
+            pool_->Post([this, call, bytes, count_only] { Encode(call, bytes, count_only); });
+        if (!status.ok()) Refuse(*call, status);
+      });
 }
 
-void InferenceService::Encode(const Call& call, std::string_view bytes, bool count_only) const {
+void InferenceService::Encode(const Call& call, const grpc::ByteBuffer& bytes,
+                              bool count_only) const {
   const absl::StatusOr<std::vector<TokenId>> ids = TokensOf(bytes);
   if (!ids.ok()) return Refuse(*call, ids.status());
   if (count_only) {
@@ -215,7 +216,8 @@ void InferenceService::Encode(const Call& call, std::string_view bytes, bool cou
   call->Reply(response);
 }
 
-absl::StatusOr<std::vector<TokenId>> InferenceService::TokensOf(std::string_view bytes) const {
+absl::StatusOr<std::vector<TokenId>> InferenceService::TokensOf(
+    const grpc::ByteBuffer& bytes) const {
   ASSIGN_OR_RETURN(v1::TokenizeRequest request, ParseRequest<v1::TokenizeRequest>(bytes));
   PromptInput input;
   if (request.has_chat()) {

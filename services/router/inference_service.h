@@ -34,8 +34,8 @@ class InferenceService final : public GrpcService {
   using Call = std::shared_ptr<GrpcCall>;
   // Tokenises here or on the pool, then answers.
   std::shared_ptr<GrpcCall::Events> TakeTokenize(const Call& call, bool count_only) const;
-  void Encode(const Call& call, std::string_view bytes, bool count_only) const;
-  absl::StatusOr<std::vector<TokenId>> TokensOf(std::string_view bytes) const;
+  void Encode(const Call& call, const grpc::ByteBuffer& bytes, bool count_only) const;
+  absl::StatusOr<std::vector<TokenId>> TokensOf(const grpc::ByteBuffer& bytes) const;
   // inference_sessions.cc; null when it is no method of sessions.
   std::shared_ptr<GrpcCall::Events> TakeSession(std::string_view method, const Call& call) const;
 

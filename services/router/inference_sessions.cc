@@ -65,7 +65,7 @@ std::shared_ptr<GrpcCall::Events> AboutSession(const std::shared_ptr<GrpcCall>& 
                                                RouterServer* router, const RequestId& id,
                                                void (*fill)(const Request&, const SessionState&,
                                                             Response*)) {
-  auto work = [grpc, router, id, fill](std::string_view bytes) {
+  auto work = [grpc, router, id, fill](const grpc::ByteBuffer& bytes) {
     absl::StatusOr<Request> request = ParseSmallRequest<Request>(bytes);
     if (!request.ok()) return Refuse(*grpc, request.status());
     absl::StatusOr<SessionCall> call = Translate(*request, *grpc);

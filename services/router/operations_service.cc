@@ -109,7 +109,7 @@ std::string_view OperationsService::name() const { return v1::Operations::servic
 std::shared_ptr<GrpcCall::Events> OperationsService::Take(std::string_view method,
                                                           const std::shared_ptr<GrpcCall>& call) {
   if (method != "Explain") return nullptr;
-  return std::make_shared<OneRequest>(call, [this, call](std::string_view bytes) {
+  return std::make_shared<OneRequest>(call, [this, call](const grpc::ByteBuffer& bytes) {
     absl::StatusOr<v1::ExplainRequest> request = ParseSmallRequest<v1::ExplainRequest>(bytes);
     if (!request.ok()) return Refuse(*call, request.status());
     router_->Ask([call, request = *std::move(request)](const RouterCore* core) {

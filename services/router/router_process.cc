@@ -8,7 +8,6 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_replace.h"
-#include "absl/synchronization/mutex.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/text/text_digest.h"
@@ -46,13 +45,6 @@ LinkServerEvents LinkEventsOf(RouterServer* router) {
   return events;
 }
 
-absl::StatusOr<StartGrpcEngine> GrpcEngineNamed(const std::string& library) {
-  if (library.empty()) return LeastGrpc();
-  if (library == "grpc") return &StartGrpcCore;
-  if (GrpcOverHttp2() != nullptr) return GrpcOverHttp2();
-  return InvalidArgument("--grpc-library: this build has no nghttp2; use grpc, or build with it");
-}
-
 // Everything a router process owns. Members are destroyed in reverse: the ports first, then what they
 // call.
 class RouterProcess {
@@ -84,7 +76,6 @@ class RouterProcess {
     grpc.listen = flags_.listen;
     grpc.health_names = {"deltamesh.v1.Inference", "deltamesh.router"};
     grpc.own_thread = false;
-    ASSIGN_OR_RETURN(grpc.engine, GrpcEngineNamed(flags_.grpc_library));
     ASSIGN_OR_RETURN(
         grpc_, GrpcServer::Start(grpc, {links_->service(), inference_.get(), operations_.get()}));
     router_->Start(
@@ -162,7 +153,6 @@ class RouterProcess {
         {"family", front_->model_info().family()},
         {"random_weights", front_->model_info().random_weights() ? "yes: answers are noise" : "no"},
         {"grpc", grpc_->address()},
-        {"grpc_library", flags_.grpc_library.empty() ? "default" : flags_.grpc_library},
         {"http", http_->address()},
         {"drain_seconds", absl::StrFormat("%g", flags_.drain_seconds)},
         {"flush_max", absl::FormatDuration(kFlushMax)},
@@ -275,11 +265,6 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
   option("--model-name", f->front.model_name, "as clients name it (default: the folder's name)");
   option("--name", f->core.name, "of this router, in logs and to workers");
   option("--listen", f->listen, "gRPC address (clients, workers, health, reflection)");
-  option(
-      "--grpc-library", f->grpc_library,
-      "that serves the gRPC port: nghttp2, or grpc, which takes compressed requests too and costs "
-      "twice the CPU seconds (default: nghttp2 where it was built in)")
-      ->check(CLI::IsMember({"nghttp2", "grpc"}));
   option("--http", f->http, "HTTP address (OpenAI endpoints, /healthz, /readyz, /metrics)");
   option("--digest", f->digest, "model digest workers must have (default: the first worker's)");
   const auto bound = [&option](const char* name, auto& value, const char* help) {
@@ -332,8 +317,6 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
 int RunRouter(RouterFlags flags) {
   const SignalWaiter signals;
   InitLog("router", ParseLogLevel(flags.log_level));
-  // The distribution's Abseil looks for cycles of locks at every lock, a few microseconds for each token.
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   if (flags.parent != 0) DieWithParent(static_cast<pid_t>(flags.parent));
   const absl::Status status = Run(std::move(flags), signals);
   if (status.ok()) return 0;

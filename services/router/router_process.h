@@ -23,8 +23,6 @@ struct RouterFlags {
   std::string model;
   std::string listen = "127.0.0.1:8081";  // gRPC: clients and workers
   std::string http = "127.0.0.1:8080";    // OpenAI endpoints, /healthz, /readyz, /metrics
-  // Which library serves the gRPC port; empty: nghttp2 where it was built in, else gRPC.
-  std::string grpc_library;
   std::string disaggregate = "planned";  // see Disaggregation
   std::string digest;                    // workers must have this model; empty: the first one's
   double drain_seconds = 10;             // longest wait for running answers after SIGTERM

@@ -47,9 +47,7 @@ class Inbox {
   std::deque<Event> ready_;
 };
 
-enum class LinkLibrary { kGrpc, kNghttp2 };
-
-class LinkTest : public ::testing::TestWithParam<LinkLibrary> {
+class LinkTest : public ::testing::Test {
  protected:
   void StartServer(const std::string& listen = "127.0.0.1:0") {
     links_ = std::make_unique<LinkServer>(
@@ -64,7 +62,6 @@ class LinkTest : public ::testing::TestWithParam<LinkLibrary> {
                                    }});
     GrpcServerOptions server;
     server.listen = listen;
-    if (GetParam() == LinkLibrary::kNghttp2) server.engine = GrpcOverHttp2();
     auto started = GrpcServer::Start(server, {links_->service()});
     ASSERT_TRUE(started.ok()) << started.status();
     server_ = *std::move(started);
@@ -110,7 +107,7 @@ class LinkTest : public ::testing::TestWithParam<LinkLibrary> {
   std::unique_ptr<LinkClient> client_;
 };
 
-TEST_P(LinkTest, CarriesMessagesInOrderBothWays) {
+TEST_F(LinkTest, CarriesMessagesInOrderBothWays) {
   StartServer();
   StartClient({server_->address()});
   const LinkId worker = at_worker_.Next().link;
@@ -126,7 +123,7 @@ TEST_P(LinkTest, CarriesMessagesInOrderBothWays) {
   }
 }
 
-TEST_P(LinkTest, ClosingDeliversWhatWasQueuedAndTheReason) {
+TEST_F(LinkTest, ClosingDeliversWhatWasQueuedAndTheReason) {
   StartServer();
   StartClient({server_->address()});
   const LinkId worker = at_worker_.Next().link;
@@ -146,7 +143,7 @@ TEST_P(LinkTest, ClosingDeliversWhatWasQueuedAndTheReason) {
   EXPECT_NE(again.link, worker);
 }
 
-TEST_P(LinkTest, WorkerDialsUntilTheRouterIsThereAndAgainAfterItDied) {
+TEST_F(LinkTest, WorkerDialsUntilTheRouterIsThereAndAgainAfterItDied) {
   StartServer();
   const std::string address = server_->address();
   StopServer();
@@ -162,7 +159,7 @@ TEST_P(LinkTest, WorkerDialsUntilTheRouterIsThereAndAgainAfterItDied) {
   EXPECT_EQ(at_worker_.Next().kind, 'o');
 }
 
-TEST_P(LinkTest, SeveralRouters) {
+TEST_F(LinkTest, SeveralRouters) {
   StartServer();
   auto first = std::move(server_);
   auto first_links = std::move(links_);
@@ -175,7 +172,7 @@ TEST_P(LinkTest, SeveralRouters) {
   first.reset();
 }
 
-TEST_P(LinkTest, FullInboxClosesTheLink) {
+TEST_F(LinkTest, FullInboxClosesTheLink) {
   StartServer();
   StartClient({server_->address()});
   const LinkId worker = at_worker_.Next().link;
@@ -188,7 +185,7 @@ TEST_P(LinkTest, FullInboxClosesTheLink) {
   accept_ = true;
 }
 
-TEST_P(LinkTest, FullQueueClosesTheLinkInsteadOfGrowing) {
+TEST_F(LinkTest, FullQueueClosesTheLinkInsteadOfGrowing) {
   options_.queue_max = 8;
   StartServer();
   StartClient({server_->address()});
@@ -202,7 +199,7 @@ TEST_P(LinkTest, FullQueueClosesTheLinkInsteadOfGrowing) {
   EXPECT_EQ(at_router_.Next().kind, 'c');
 }
 
-TEST_P(LinkTest, StopReportsEveryLinkClosed) {
+TEST_F(LinkTest, StopReportsEveryLinkClosed) {
   StartServer();
   StartClient({server_->address()});
   at_worker_.Next();
@@ -212,7 +209,7 @@ TEST_P(LinkTest, StopReportsEveryLinkClosed) {
   EXPECT_EQ(at_router_.Next().kind, 'c');
 }
 
-TEST_P(LinkTest, HealthFollowsServingAndPortsAreExclusive) {
+TEST_F(LinkTest, HealthFollowsServingAndPortsAreExclusive) {
   StartServer();
   auto stub = grpc::health::v1::Health::NewStub(
       grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()));
@@ -233,16 +230,6 @@ TEST_P(LinkTest, HealthFollowsServingAndPortsAreExclusive) {
   bad.listen = "nowhere";
   EXPECT_EQ(GrpcServer::Start(bad, {}).status().code(), absl::StatusCode::kInvalidArgument);
 }
-
-std::vector<LinkLibrary> Libraries() {
-  if (GrpcOverHttp2() == nullptr) return {LinkLibrary::kGrpc};  // built without
-  return {LinkLibrary::kGrpc, LinkLibrary::kNghttp2};
-}
-
-INSTANTIATE_TEST_SUITE_P(Libraries, LinkTest, ::testing::ValuesIn(Libraries()),
-                         [](const auto& info) {
-                           return info.param == LinkLibrary::kGrpc ? "Grpc" : "Nghttp2";
-                         });
 
 }  // namespace
 }  // namespace deltamesh

@@ -17,7 +17,7 @@ class CallTest : public ::testing::Test {
   void SetUp() override {
     mesh.Join();
     service = std::make_unique<InferenceService>(mesh.front.get(), mesh.router.get(), &mesh.pool);
-    auto started = GrpcServer::Start({{}, {}, true, LeastGrpc()}, {service.get()});
+    auto started = GrpcServer::Start({}, {service.get()});
     ASSERT_TRUE(started.ok());
     server = *std::move(started);
   }

@@ -22,7 +22,7 @@ class ChatTest : public ::testing::Test {
     if (script) mesh.script = script;
     mesh.Join();
     service = std::make_unique<InferenceService>(mesh.front.get(), mesh.router.get(), &mesh.pool);
-    auto started = GrpcServer::Start({{}, {}, true, LeastGrpc()}, {service.get()});
+    auto started = GrpcServer::Start({}, {service.get()});
     ASSERT_TRUE(started.ok());
     server = *std::move(started);
     options.router = server->address();

@@ -32,7 +32,7 @@ class InferenceServiceTest : public ::testing::Test {
     if (script) mesh.script = script;
     if (join) mesh.Join();
     service = std::make_unique<InferenceService>(mesh.front.get(), mesh.router.get(), &mesh.pool);
-    auto started = GrpcServer::Start({{}, {}, true, LeastGrpc()}, {service.get()});
+    auto started = GrpcServer::Start({}, {service.get()});
     ASSERT_TRUE(started.ok()) << started.status();
     server = *std::move(started);
     stub = v1::Inference::NewStub(
@@ -353,7 +353,7 @@ TEST(OperationsTest, ExplainOverGrpcAndAsPeopleReadIt) {
   mesh.Join();
   InferenceService inference(mesh.front.get(), mesh.router.get(), &mesh.pool);
   OperationsService operations(mesh.router.get());
-  auto server = GrpcServer::Start({{}, {}, true, LeastGrpc()}, {&inference, &operations}).value();
+  auto server = GrpcServer::Start({}, {&inference, &operations}).value();
   const auto stub = v1::Inference::NewStub(
       grpc::CreateChannel(server->address(), grpc::InsecureChannelCredentials()));
   for (const char* id : {"one", "two"}) {
@@ -403,7 +403,7 @@ TEST(InferenceRetryTest, WhoFindsNoRoomHearsWhenToComeAgain) {
   };
   mesh.Join();
   InferenceService service(mesh.front.get(), mesh.router.get(), &mesh.pool);
-  auto server = GrpcServer::Start({{}, {}, true, LeastGrpc()}, {&service}).value();
+  auto server = GrpcServer::Start({}, {&service}).value();
   const auto stub = v1::Inference::NewStub(
       grpc::CreateChannel(server->address(), grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;

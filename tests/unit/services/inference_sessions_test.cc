@@ -19,7 +19,7 @@ class InferenceSessionsTest : public ::testing::TestWithParam<const char*> {
     mesh.with_store = store;
     mesh.Join();
     service = std::make_unique<InferenceService>(mesh.front.get(), mesh.router.get(), &mesh.pool);
-    auto started = GrpcServer::Start({{}, {}, true, LeastGrpc()}, {service.get()});
+    auto started = GrpcServer::Start({}, {service.get()});
     ASSERT_TRUE(started.ok()) << started.status();
     server = *std::move(started);
     stub = v1::Inference::NewStub(

@@ -1,7 +1,0 @@
-#include "services/common/grpc_engine.h"
-
-namespace deltamesh {
-
-StartGrpcEngine GrpcOverHttp2() { return nullptr; }
-
-}  // namespace deltamesh
