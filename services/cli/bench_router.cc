@@ -25,9 +25,6 @@ void AddRouterBenchFlags(CLI::App* app, RouterBenchOptions* o) {
   app->add_option("--token-gap-ms", o->token_gap_ms, "milliseconds between tokens of the worker")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app->add_option("--grpc-library", o->grpc_library,
-                  "of the router: nghttp2 or grpc (default: as the router's)")
-      ->check(CLI::IsMember({"nghttp2", "grpc"}));
   app->add_flag("--json", o->json, "JSON instead of the table");
 }
 

@@ -33,7 +33,6 @@ struct RouterBenchOptions {
   int64_t idle_workers = 100;
   double idle_seconds = 5;
   double token_gap_ms = 1;   // between two tokens of the stub worker
-  std::string grpc_library;  // the router's; empty: its default
   bool json = false;
 };
 void AddRouterBenchFlags(CLI::App* app, RouterBenchOptions* options);

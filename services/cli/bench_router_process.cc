@@ -65,7 +65,6 @@ absl::StatusOr<std::unique_ptr<BenchedRouter>> BenchedRouter::Start(const Router
                                    "--http=127.0.0.1:0",
                                    "--ports-file=" + folder + "/ports",
                                    "--parent=" + std::to_string(getpid())};
-  if (!o.grpc_library.empty()) args.push_back("--grpc-library=" + o.grpc_library);
   RETURN_IF_ERROR(router->children_->Start("router", std::move(args)));
   RETURN_IF_ERROR(router->AwaitPorts());
   ASSIGN_OR_RETURN(const std::string digest, TextDigest(o.model));
