@@ -231,8 +231,8 @@ absl::Status PreparedRequest::Join(const std::vector<TokenId>& session) {
       append->session_tokens != static_cast<int64_t>(session.size())) {
     return FailedPrecondition(
         "session_tokens: %d, but session \"%s\" has %d: another turn of it ended meanwhile; see "
-        "what "
-        "it said, then append with %d, or leave the field out to append to whatever there is",
+        "what it "
+        "said, then append with %d, or leave the field out to append to whatever there is",
         append->session_tokens, append->name, session.size(), session.size());
   }
   std::vector<TokenId> prompt = session;
