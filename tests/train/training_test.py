@@ -179,6 +179,41 @@ class Recipe(unittest.TestCase):
             self.assertGreater(before, 1.5)
             self.assertLess(worst(), 1.3)
 
+    def test_one_gradient_that_is_not_finite_spoils_one_step(self):
+        stages = [recipe.Stage("copy", 16 * 1024, {128: 1.0}, first=True)]
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = train.Trainer(folder, 1, stages, 1024, SMALL)
+            weight = trainer.model.model.norm.weight
+            hook = weight.register_hook(lambda g: g * float("inf"))
+            spoiled = trainer.train(until_step=1, quiet=True)
+            hook.remove()
+            after = trainer.train(until_step=3, quiet=True)
+            self.assertFalse(np.isfinite(spoiled[0]["gradient"]))
+            self.assertTrue(all(np.isfinite(r["gradient"]) for r in after))
+
+    def test_a_run_goes_on_only_as_the_model_that_it_is(self):
+        stages = [recipe.Stage("copy", 16 * 1024, {128: 1.0}, first=True)]
+        with tempfile.TemporaryDirectory() as folder:
+            train.Trainer(folder, 1, stages, 1024, SMALL).train(until_step=1, quiet=True)
+            other = models.dataclasses.replace(SMALL, rotate=True)
+            with self.assertRaisesRegex(SystemExit, "architecture"):
+                train.Trainer(folder, 1, stages, 1024, other)
+
+    def test_stopped_while_settling_a_run_settles_again(self):
+        stages = [recipe.Stage("copy", 3 * 1024, {128: 1.0}, first=True)]
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = train.Trainer(folder, 1, stages, 1024, SMALL)
+            trainer.train(until_step=2, quiet=True)
+
+            def stopped(stage):
+                raise KeyboardInterrupt
+
+            trainer.settle = stopped
+            with self.assertRaises(KeyboardInterrupt):
+                trainer.train(quiet=True)
+            self.assertEqual(len(train.Trainer(folder, 1, stages, 1024, SMALL).train(quiet=True)), 1)
+            self.assertTrue(os.path.exists(os.path.join(folder, "after-copy.pt")))
+
     def test_experts_through_slots_are_experts_one_by_one(self):
         torch.manual_seed(0)
         x, w = torch.randn(50, 16, dtype=torch.float64, requires_grad=True), torch.randn(

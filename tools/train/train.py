@@ -73,6 +73,12 @@ class Trainer:
                 raise SystemExit(
                     f"train: {self.latest} was made with --seed {saved['seed']}; use that, or another --run"
                 )
+            mine = dataclasses.asdict(self.model.z)
+            if {**mine, **saved["size"]} != mine:
+                raise SystemExit(
+                    f"train: {self.latest} has the architecture {saved['size']}, and flags or code ask for "
+                    f"{mine}; use the flags that it was begun with, or another --run"
+                )
             self.model.load_state_dict(saved["model"])
             self.optimiser.load(saved["optimiser"])
             self.step, self.tokens = saved["step"], saved["tokens"]
@@ -121,6 +127,7 @@ class Trainer:
         rate = stage.rate[0] + (stage.rate[1] - stage.rate[0]) * progress
         if torch.isfinite(norm):
             self.optimiser.step(rate * min(1.0, (self.step + 1) / recipe.WARM_UP))
+        self.model.zero_grad(set_to_none=True)  # what is not finite must not stay for the next step
         self.model.balance(seen, stage.memory)
         right = logits[: len(written)].argmax(-1) == target[written]
         load = max(float(n.max() / n.float().mean()) for n in seen.loads.values())
@@ -192,13 +199,12 @@ class Trainer:
                 )
             before = stage
             stage, progress = recipe.stage_at(self.tokens, self.stages)
-            if self.step % SAVE_EVERY == 0 or stage is not before:
-                self.save(self.latest)
             if stage is None:
-                self.settle(before)
-                self.save(self.latest)
+                self.settle(before)  # before it counts as done: stopped here, the last steps come again
             if stage is not before:
                 self.save(os.path.join(self.run, f"after-{before.name}.pt"))
+            if self.step % SAVE_EVERY == 0 or stage is not before:
+                self.save(self.latest)
         if rows:
             self.save(self.latest)
         return rows
@@ -222,9 +228,8 @@ def main():
     torch.set_num_threads(a.threads or 1)
     if not a.no_compile:
         models.compile_parts()
-    with open(
-        os.path.join(a.run, "pid") if os.path.isdir(a.run) else os.devnull, "w", encoding="utf-8"
-    ) as f:
+    os.makedirs(a.run, exist_ok=True)
+    with open(os.path.join(a.run, "pid"), "w", encoding="utf-8") as f:
         f.write("%d\n" % os.getpid())
     size = models.Size(rotate=a.rotate)
     if a.full is not None:
