@@ -181,8 +181,9 @@ class Chat {
     const v1::ModelInfo& m = models.models(0);
     out_ << absl::StrFormat("%s (%s, %d tokens of context)%s\n", m.name(), m.family(),
                             m.context_tokens(),
-                            m.random_weights() ? ": the weights are random, answers are noise" : "")
-         << std::flush;
+                            m.random_weights() ? ": the weights are random, answers are noise" : "");
+    if (terminal_) out_ << "(a line that ends with \\ goes on in the next; /help tells more)\n";
+    out_ << std::flush;
     return true;
   }
 
