@@ -309,10 +309,10 @@ void Serve::PrintEndpoints(const Member& router) const {
             << "try\n  curl -sN http://" << http
             << "/v1/chat/completions -H 'content-type: application/json' \\\n"
             << "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], "
-               "\"max_tokens\": 16, \"stream\": true}'\n"
+               "\"max_tokens\": 48, \"stream\": true}'\n"
             << "  " << OwnPath() << " call --router " << grpc << " \\\n"
             << "    '{\"chat\": {\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}, "
-               "\"stop\": {\"max_tokens\": 16}}'\n"
+               "\"stop\": {\"max_tokens\": 48}}'\n"
             << "  " << OwnPath() << " chat --router " << grpc << "\n\n"
             << std::flush;
 }
