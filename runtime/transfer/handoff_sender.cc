@@ -31,19 +31,15 @@ struct Transfer {
         prefix(std::move(start.prefix)),
         plan(layout, static_cast<int64_t>(start.landing.position()),
              static_cast<int64_t>(start.landing.have_blocks())),
+        key(TransferKeyOf(start.landing)),
         crcs(static_cast<size_t>(plan.size())),
-        given(static_cast<size_t>(plan.size())) {
-    key.set_transfer_id(start.landing.transfer_id());
-    key.set_token_low(start.landing.token_low());
-    key.set_token_high(start.landing.token_high());
-    key.set_receiver_epoch(start.landing.receiver_epoch());
-  }
+        given(static_cast<size_t>(plan.size())) {}
 
   const RequestId request_id;
   const uint32_t serial;
   const std::string prefix;
   const RegionPlan plan;
-  mesh::TransferKey key;
+  const mesh::TransferKey key;
   PeerId peer = 0;
   absl::Time started, deadline;
   absl::Time progress;            // when what is waited for began or last moved

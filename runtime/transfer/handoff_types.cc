@@ -4,6 +4,15 @@
 
 namespace deltamesh {
 
+mesh::TransferKey TransferKeyOf(const mesh::Landing& landing) {
+  mesh::TransferKey key;
+  key.set_transfer_id(landing.transfer_id());
+  key.set_token_low(landing.token_low());
+  key.set_token_high(landing.token_high());
+  key.set_receiver_epoch(landing.receiver_epoch());
+  return key;
+}
+
 std::string_view ReasonName(mesh::RefusalReason reason) {
   if (!mesh::RefusalReason_IsValid(reason)) return "UNKNOWN";
   return mesh::RefusalReason_Name(reason);

@@ -43,6 +43,9 @@ struct HandoffIdentity {
   friend bool operator==(const HandoffIdentity&, const HandoffIdentity&) = default;
 };
 
+// What the messages of the hand-off for which `landing` was granted are known by.
+mesh::TransferKey TransferKeyOf(const mesh::Landing& landing);
+
 // "CHECKSUM", "WRONG_MODEL", ...: the name reported in results and metrics.
 std::string_view ReasonName(mesh::RefusalReason reason);
 // The canonical code of a refusal; OK for NONE.

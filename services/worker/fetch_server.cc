@@ -17,15 +17,6 @@ Refusal Refuse(mesh::RefusalReason reason, std::string detail) {
   return {.reason = reason, .detail = std::move(detail)};
 }
 
-mesh::TransferKey TransferKeyOf(const mesh::Landing& landing) {
-  mesh::TransferKey key;
-  key.set_transfer_id(landing.transfer_id());
-  key.set_token_low(landing.token_low());
-  key.set_token_high(landing.token_high());
-  key.set_receiver_epoch(landing.receiver_epoch());
-  return key;
-}
-
 // Nothing when it is no name of a prefix.
 std::optional<PrefixKey> KeyOf(const std::string& bytes) {
   PrefixKey key;

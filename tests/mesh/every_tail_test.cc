@@ -88,13 +88,7 @@ class EveryTailTest : public MeshFetchTest {
 
   static SessionState Call(TestMesh& mesh, SessionCall::Kind kind, const std::string& name,
                            const std::string& target = "") {
-    SessionCall call;
-    call.kind = kind;
-    call.name = name;
-    call.session = MakeSessionId("", name);
-    call.target_name = target;
-    if (!target.empty()) call.target = MakeSessionId("", target);
-    const SessionAnswered answer = mesh.CallSession(call);
+    const SessionAnswered answer = mesh.CallSession(MakeSessionCall(kind, name, target));
     CHECK_OK(answer.status);
     return answer.state;
   }

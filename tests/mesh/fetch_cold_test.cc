@@ -37,14 +37,7 @@ class ColdFetchTest : public MeshFetchTest {
   }
   void ExpectRefused(TestMesh& mesh, const ClientRequest& turn, const std::string& holder,
                      const std::string& reason) {
-    const absl::Time begin = mesh.now();
-    const Answer& answer = AskCompared(mesh, Golden(GetParam()), turn);
-    EXPECT_LT(mesh.now() - begin, absl::Seconds(8));
-    EXPECT_LT(answer.usage.cached_tokens, kHeld);
-    EXPECT_EQ(Results(mesh, reason), 1u);
-    EXPECT_EQ(Results(mesh, "OK"), 0u);
-    const Decision& d = Explained(mesh, turn.request_id);
-    EXPECT_TRUE(d.fetch_refusal.starts_with(reason)) << d.fetch_refusal;
+    const Decision& d = ExpectFetchRefused(mesh, turn, reason);
     EXPECT_EQ(d.placements, 2);
     EXPECT_EQ(Sample(mesh.decode(holder).Metrics(), "fetches_served_total", reason), 1);
     EXPECT_EQ(Sample(mesh.decode(holder).Metrics(), "fetches_read_total"), 0);

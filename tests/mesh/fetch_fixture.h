@@ -99,6 +99,20 @@ class MeshFetchTest : public ::testing::TestWithParam<const char*> {
     return *mesh.router().decisions().Find(id, 1).at(0);
   }
 
+  // The turn ends in time, with the right answer, and without what was refused as `reason`.
+  const Decision& ExpectFetchRefused(TestMesh& mesh, const ClientRequest& turn,
+                                     const std::string& reason) {
+    const absl::Time begin = mesh.now();
+    const Answer& answer = AskCompared(mesh, Golden(GetParam()), turn);
+    EXPECT_LT(mesh.now() - begin, absl::Seconds(8));
+    EXPECT_LT(answer.usage.cached_tokens, kHeld);
+    EXPECT_EQ(Results(mesh, reason), 1u);
+    EXPECT_EQ(Results(mesh, "OK"), 0u);
+    const Decision& d = Explained(mesh, turn.request_id);
+    EXPECT_TRUE(d.fetch_refusal.starts_with(reason)) << d.fetch_refusal;
+    return d;
+  }
+
   std::map<std::string, Change> changes_;
 };
 

@@ -27,14 +27,7 @@ class FetchRefusalTest : public MeshFetchTest {
   }
   // The turn ends in time, with the right answer, and without what was refused as `reason`.
   void Refused(const ClientRequest& turn, const std::string& reason) {
-    const absl::Time begin = mesh_.now();
-    const Answer& answer = AskCompared(mesh_, Golden(GetParam()), turn);
-    EXPECT_LT(mesh_.now() - begin, absl::Seconds(8));
-    EXPECT_LT(answer.usage.cached_tokens, kHeld);
-    EXPECT_EQ(Results(mesh_, reason), 1u);
-    EXPECT_EQ(Results(mesh_, "OK"), 0u);
-    const Decision& d = Explained(mesh_, turn.request_id);
-    EXPECT_TRUE(d.fetch_refusal.starts_with(reason)) << d.fetch_refusal;
+    const Decision& d = ExpectFetchRefused(mesh_, turn, reason);
     EXPECT_EQ(d.fetched_tokens, 0);
     EXPECT_EQ(Sample(mesh_.decode(Other(holder_)).Metrics(), "fetches_total", reason), 1);
     mesh_.network().SetFault(nullptr);

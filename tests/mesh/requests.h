@@ -38,4 +38,16 @@ inline ClientRequest MakeRequest(const std::string& id, int64_t prompt, int64_t 
   return request;
 }
 
+// Of the default tenant.
+inline SessionCall MakeSessionCall(SessionCall::Kind kind, const std::string& name,
+                                   const std::string& target = "") {
+  SessionCall call;
+  call.kind = kind;
+  call.name = name;
+  call.session = MakeSessionId("", name);
+  call.target_name = target;
+  if (!target.empty()) call.target = MakeSessionId("", target);
+  return call;
+}
+
 }  // namespace deltamesh::testing

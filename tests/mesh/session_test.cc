@@ -21,16 +21,6 @@ class MeshSessionTest : public ::testing::TestWithParam<const char*> {
     return options;
   }
 
-  static SessionCall Call(SessionCall::Kind kind, const std::string& name,
-                          const std::string& target = "") {
-    SessionCall call;
-    call.kind = kind;
-    call.name = name;
-    call.session = MakeSessionId("", name);
-    call.target_name = target;
-    if (!target.empty()) call.target = MakeSessionId("", target);
-    return call;
-  }
   static SessionState Ask(TestMesh& mesh, const SessionCall& call) {
     const SessionAnswered answer = mesh.CallSession(call);
     CHECK_OK(answer.status);
@@ -45,7 +35,7 @@ class MeshSessionTest : public ::testing::TestWithParam<const char*> {
     request.session = MakeSessionId("", session);
     request.cache.set_session(SessionNumber(request.session));
     if (!begin) {
-      const SessionState open = Ask(mesh, Call(SessionCall::Kind::kOpen, session));
+      const SessionState open = Ask(mesh, MakeSessionCall(SessionCall::Kind::kOpen, session));
       request.prompt.insert(request.prompt.begin(), open.tokens->begin(), open.tokens->end());
     }
     CHECK_OK(mesh.Submit(request));
@@ -55,7 +45,7 @@ class MeshSessionTest : public ::testing::TestWithParam<const char*> {
     const Answer expected = plain.Run(request);
     EXPECT_TRUE(SameAnswer(got, expected)) << request.request_id << "\n  mesh  " << Describe(got)
                                            << "\n  plain " << Describe(expected);
-    const SessionState now = Ask(mesh, Call(SessionCall::Kind::kGet, session));
+    const SessionState now = Ask(mesh, MakeSessionCall(SessionCall::Kind::kGet, session));
     EXPECT_EQ(now.tokens->size(), request.prompt.size() + got.tokens.size());
     return got;
   }
@@ -74,7 +64,7 @@ TEST_P(MeshSessionTest, AppendedTurnsComputeOnlyWhatIsNew) {
   for (uint64_t turn = 1; turn <= 4; ++turn) {
     const Answer answer = Turn(mesh, "s", 40, 7, 3 + turn);
     EXPECT_EQ(answer.usage.cached_tokens, held) << turn;
-    const SessionState state = Ask(mesh, Call(SessionCall::Kind::kGet, "s"));
+    const SessionState state = Ask(mesh, MakeSessionCall(SessionCall::Kind::kGet, "s"));
     held = (static_cast<int64_t>(state.tokens->size()) - 1) / 64 * 64;
     EXPECT_EQ(state.position, held);
     ASSERT_FALSE(state.holders.empty());
@@ -88,14 +78,14 @@ TEST_P(MeshSessionTest, ForksShareWhatIsHeldAndGoTheirOwnWays) {
   mesh.Start();
   Turn(mesh, "s", 150, 30, 5, /*begin=*/true);
   const int64_t blocks = mesh.cache("decode-0").tree().stats().blocks;
-  const SessionState fork = Ask(mesh, Call(SessionCall::Kind::kFork, "s", "t"));
+  const SessionState fork = Ask(mesh, MakeSessionCall(SessionCall::Kind::kFork, "s", "t"));
   EXPECT_EQ(fork.tokens->size(), 180u);
   EXPECT_EQ(mesh.cache("decode-0").tree().stats().blocks, blocks);  // nothing was copied
   const Answer a = Turn(mesh, "s", 20, 9, 7);
   const Answer b = Turn(mesh, "t", 21, 9, 8);
   EXPECT_EQ(a.usage.cached_tokens, 128);
   EXPECT_EQ(b.usage.cached_tokens, 128);
-  EXPECT_EQ(mesh.CallSession(Call(SessionCall::Kind::kFork, "s", "t")).status.code(),
+  EXPECT_EQ(mesh.CallSession(MakeSessionCall(SessionCall::Kind::kFork, "s", "t")).status.code(),
             absl::StatusCode::kAlreadyExists);
   Turn(mesh, "t", 70, 9, 9);
   Turn(mesh, "s", 71, 9, 10);
@@ -114,12 +104,12 @@ TEST_P(MeshSessionTest, SuspendedAndResumedElsewhereItHasTheSameBits) {
     const std::string name = absl::StrFormat("s%d", prompt);
     Turn(mesh, name, prompt, 22, seed++, /*begin=*/true);
     mesh.RunFor(absl::Milliseconds(300));  // what was kept is told
-    const SessionState before = Ask(mesh, Call(SessionCall::Kind::kGet, name));
-    const SessionState rest = Ask(mesh, Call(SessionCall::Kind::kSuspend, name));
+    const SessionState before = Ask(mesh, MakeSessionCall(SessionCall::Kind::kGet, name));
+    const SessionState rest = Ask(mesh, MakeSessionCall(SessionCall::Kind::kSuspend, name));
     EXPECT_EQ(rest.position, before.position);
     EXPECT_EQ(rest.position, static_cast<int64_t>(before.tokens->size() - 1) / 64 * 64);
     EXPECT_EQ(mesh.router().gauges().sessions, 0);
-    EXPECT_TRUE(Ask(mesh, Call(SessionCall::Kind::kGet, name)).suspended);
+    EXPECT_TRUE(Ask(mesh, MakeSessionCall(SessionCall::Kind::kGet, name)).suspended);
     for (const char* worker : {"prefill-0", "decode-0", "decode-1"}) mesh.Kill(worker);
     mesh.RestartRouter();
     for (const char* worker : {"prefill-0", "decode-0", "decode-1"}) mesh.Restart(worker);
@@ -127,7 +117,7 @@ TEST_P(MeshSessionTest, SuspendedAndResumedElsewhereItHasTheSameBits) {
     ClientRequest other = MakeRequest(name + " other", 70, 60, seed++);
     CHECK_OK(mesh.Submit(other));
     if (prompt % 2 == 0) {  // else by itself
-      const SessionState back = Ask(mesh, Call(SessionCall::Kind::kResume, name));
+      const SessionState back = Ask(mesh, MakeSessionCall(SessionCall::Kind::kResume, name));
       EXPECT_EQ(back.position, rest.position);
       EXPECT_EQ(*back.tokens, *before.tokens);
       mesh.RunFor(absl::Milliseconds(300));
@@ -135,8 +125,9 @@ TEST_P(MeshSessionTest, SuspendedAndResumedElsewhereItHasTheSameBits) {
     const Answer answer = Turn(mesh, name, 30, 9, seed++);
     EXPECT_EQ(answer.usage.cached_tokens, rest.position) << prompt;
     EXPECT_TRUE(mesh.RunUntilEnded({other.request_id}));
-    Ask(mesh, Call(SessionCall::Kind::kSuspend, name));
-    const SessionState fork = Ask(mesh, Call(SessionCall::Kind::kFork, name, name + "'"));
+    Ask(mesh, MakeSessionCall(SessionCall::Kind::kSuspend, name));
+    const SessionState fork =
+        Ask(mesh, MakeSessionCall(SessionCall::Kind::kFork, name, name + "'"));
     EXPECT_GT(fork.tokens->size(), before.tokens->size());
     Turn(mesh, name + "'", 10, 5, seed++);
     EXPECT_TRUE(mesh.RunUntil([&] { return mesh.AtBaseline(); }, absl::Seconds(1)));
@@ -155,27 +146,27 @@ TEST_P(MeshSessionTest, ANameBegunAnewNeverFallsBack) {
   mesh.Start();
   Turn(mesh, "s", 150, 20, 3, /*begin=*/true);
   mesh.RunFor(absl::Milliseconds(300));
-  Ask(mesh, Call(SessionCall::Kind::kSuspend, "s"));
+  Ask(mesh, MakeSessionCall(SessionCall::Kind::kSuspend, "s"));
   Turn(mesh, "s", 40, 9, 5, /*begin=*/true);
-  const SessionState fresh = Ask(mesh, Call(SessionCall::Kind::kGet, "s"));
+  const SessionState fresh = Ask(mesh, MakeSessionCall(SessionCall::Kind::kGet, "s"));
   EXPECT_FALSE(fresh.suspended);
   mesh.RunFor(absl::Milliseconds(300));
   EXPECT_EQ(mesh.router().gauges().sessions_unsettled, 0);
   Turn(mesh, "other", 30, 5, 7, /*begin=*/true);
-  const SessionState rest = Ask(mesh, Call(SessionCall::Kind::kGet, "s"));
+  const SessionState rest = Ask(mesh, MakeSessionCall(SessionCall::Kind::kGet, "s"));
   EXPECT_TRUE(rest.suspended);
   EXPECT_EQ(*rest.tokens, *fresh.tokens);
   mesh.RestartRouter();
   mesh.Start();
-  EXPECT_EQ(*Ask(mesh, Call(SessionCall::Kind::kResume, "s")).tokens, *fresh.tokens);
+  EXPECT_EQ(*Ask(mesh, MakeSessionCall(SessionCall::Kind::kResume, "s")).tokens, *fresh.tokens);
   Turn(mesh, "s", 20, 9, 9);
   // Forgotten at once, before any store could say what it has.
-  Ask(mesh, Call(SessionCall::Kind::kSuspend, "s"));
+  Ask(mesh, MakeSessionCall(SessionCall::Kind::kSuspend, "s"));
   Turn(mesh, "s", 50, 9, 11, /*begin=*/true);
-  const SessionState newest = Ask(mesh, Call(SessionCall::Kind::kGet, "s"));
+  const SessionState newest = Ask(mesh, MakeSessionCall(SessionCall::Kind::kGet, "s"));
   EXPECT_EQ(newest.tokens->size(), 59u);
   Turn(mesh, "other", 31, 5, 13, /*begin=*/true);
-  EXPECT_EQ(*Ask(mesh, Call(SessionCall::Kind::kGet, "s")).tokens, *newest.tokens);
+  EXPECT_EQ(*Ask(mesh, MakeSessionCall(SessionCall::Kind::kGet, "s")).tokens, *newest.tokens);
 }
 
 // An answer that the router cuts, because a stop string is complete or its client left, is continued from
@@ -202,7 +193,7 @@ TEST_P(MeshSessionTest, AWorkerLostWhileItSuspendsEndsTheCallAndNotTheSession) {
   mesh.Start();
   Turn(mesh, "s", 100, 20, 3, /*begin=*/true);
   mesh.RunFor(absl::Milliseconds(300));
-  SessionCall call = Call(SessionCall::Kind::kSuspend, "s");
+  SessionCall call = MakeSessionCall(SessionCall::Kind::kSuspend, "s");
   call.id = "by hand";
   mesh.router().CallSession(call, mesh.now());
   mesh.Kill("decode-0");
@@ -223,7 +214,7 @@ TEST_P(MeshSessionTest, ALostWorkerCostsTimeAndNoSession) {
   mesh.Restart("decode-0");
   mesh.Start();
   mesh.RunFor(absl::Seconds(1));
-  EXPECT_TRUE(Ask(mesh, Call(SessionCall::Kind::kGet, "s")).tokens->size() == 170u);
+  EXPECT_TRUE(Ask(mesh, MakeSessionCall(SessionCall::Kind::kGet, "s")).tokens->size() == 170u);
   Turn(mesh, "s", 20, 9, 13);
 }
 

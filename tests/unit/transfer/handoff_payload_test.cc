@@ -50,7 +50,7 @@ class HandoffPayloadTest : public RawHandoffTest {
 
 TEST_F(HandoffPayloadTest, UnknownTransfer) {
   StartRaw();
-  mesh::TransferKey key = KeyOf(Grant());
+  mesh::TransferKey key = TransferKeyOf(Grant());
   key.set_transfer_id(key.transfer_id() ^ 1);
   for (const MessageType type : {MessageType::kHandoffManifest, MessageType::kHandoffSeal}) {
     SendRaw(type, key, ManifestPayload(key));
@@ -76,7 +76,7 @@ TEST_F(HandoffPayloadTest, HeaderThatDoesNotParse) {
 
 TEST_F(HandoffPayloadTest, RevokedBeforeAndWhileTheManifestArrives) {
   StartRaw();
-  const mesh::TransferKey key = KeyOf(Grant());
+  const mesh::TransferKey key = TransferKeyOf(Grant());
   receiver_->Revoke("r1");
   SendRaw(MessageType::kHandoffManifest, key, ManifestPayload(key));
   EXPECT_EQ(LastReason(), mesh::UNKNOWN_TRANSFER);
@@ -86,7 +86,7 @@ TEST_F(HandoffPayloadTest, RevokedBeforeAndWhileTheManifestArrives) {
 
 TEST_F(HandoffPayloadTest, SecondManifest) {
   StartRaw();
-  const mesh::TransferKey key = KeyOf(Grant());
+  const mesh::TransferKey key = TransferKeyOf(Grant());
   SendRaw(MessageType::kHandoffManifest, key, ManifestPayload(key));
   EXPECT_EQ(LastReason(), mesh::NONE);
   SendRaw(MessageType::kHandoffManifest, key, ManifestPayload(key));
@@ -98,7 +98,7 @@ TEST_F(HandoffPayloadTest, SecondManifest) {
 
 TEST_F(HandoffPayloadTest, SecondSeal) {
   StartRaw();
-  const mesh::TransferKey key = KeyOf(Grant());
+  const mesh::TransferKey key = TransferKeyOf(Grant());
   SendRaw(MessageType::kHandoffManifest, key, ManifestPayload(key));
   SendRaw(MessageType::kHandoffSeal, key, SealPayload(key));
   EXPECT_TRUE(refused_.empty()) << "a seal may overtake data";
@@ -111,7 +111,7 @@ TEST_F(HandoffPayloadTest, SecondSeal) {
 
 TEST_F(HandoffPayloadTest, SealBeforeTheManifest) {
   StartRaw();
-  const mesh::TransferKey key = KeyOf(Grant());
+  const mesh::TransferKey key = TransferKeyOf(Grant());
   SendRaw(MessageType::kHandoffSeal, key, SealPayload(key));
   EXPECT_EQ(LastReason(), mesh::MALFORMED);
   EXPECT_EQ(receive_transport_->stats().dropped, 1u);

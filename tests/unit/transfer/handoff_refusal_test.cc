@@ -13,7 +13,7 @@ class HandoffRefusalTest : public RawHandoffTest {
  protected:
   mesh::Manifest GoodManifest(const mesh::Landing& landing) {
     mesh::Manifest manifest;
-    *manifest.mutable_key() = KeyOf(landing);
+    *manifest.mutable_key() = TransferKeyOf(landing);
     manifest.set_request_id("r1");
     manifest.set_model_digest("abc");
     manifest.set_state_layout(kStateLayoutVersion);
@@ -61,7 +61,7 @@ class HandoffRefusalTest : public RawHandoffTest {
     const auto bytes =
         std::as_bytes(BlockLatentsSpan(layout_, source_->state->blocks()[0].data(), 0));
     mesh::Segment segment;
-    *segment.mutable_key() = KeyOf(landing);
+    *segment.mutable_key() = TransferKeyOf(landing);
     segment.set_length(bytes.size());
     change(segment);
     SendRaw(MessageType::kHandoffSegment, segment, bytes);
@@ -110,14 +110,14 @@ TEST_F(HandoffRefusalTest, SealWithAnotherChecksum) {
   for (int64_t i = 0; i < plan.size(); ++i) {
     content.emplace_back(plan.At(i).bytes());
     mesh::Segment segment;
-    *segment.mutable_key() = KeyOf(landing);
+    *segment.mutable_key() = TransferKeyOf(landing);
     segment.set_region(static_cast<uint32_t>(i));
     segment.set_length(content.back().size());
     segment.set_crc32c(Crc32cOfZeros(content.back().size()));
     SendRaw(MessageType::kHandoffSegment, segment, content.back());
   }
   mesh::Seal seal;
-  *seal.mutable_key() = KeyOf(landing);
+  *seal.mutable_key() = TransferKeyOf(landing);
   for (int64_t i = 0; i < plan.size(); ++i)
     seal.add_region_crc32c(Crc32cOfZeros(plan.At(i).bytes()) + (i == 4));
   SendRaw(MessageType::kHandoffSeal, seal);
@@ -129,7 +129,7 @@ TEST_F(HandoffRefusalTest, SealOfTheWrongLength) {
   const mesh::Landing landing = Grant();
   SendRaw(MessageType::kHandoffManifest, GoodManifest(landing));
   mesh::Seal seal;
-  *seal.mutable_key() = KeyOf(landing);
+  *seal.mutable_key() = TransferKeyOf(landing);
   SendRaw(MessageType::kHandoffSeal, seal);
   ExpectRawRefusal(mesh::MALFORMED, mesh::Verdict::SEAL);
 }
@@ -139,7 +139,7 @@ TEST_F(HandoffRefusalTest, SealOfMoreRestoredThanThereIs) {
   const mesh::Landing landing = Grant();
   SendRaw(MessageType::kHandoffManifest, GoodManifest(landing));
   mesh::Seal seal;
-  *seal.mutable_key() = KeyOf(landing);
+  *seal.mutable_key() = TransferKeyOf(landing);
   for (int64_t i = 0; i < RegionPlan(layout_, kPosition, 0).size(); ++i) seal.add_region_crc32c(1);
   seal.set_restored_tokens(kPosition + 1);
   SendRaw(MessageType::kHandoffSeal, seal);
@@ -235,7 +235,7 @@ TEST_F(HandoffRefusalTest, EmptySegment) {
   const mesh::Landing landing = Grant();
   SendRaw(MessageType::kHandoffManifest, GoodManifest(landing));
   mesh::Segment segment;
-  *segment.mutable_key() = KeyOf(landing);
+  *segment.mutable_key() = TransferKeyOf(landing);
   SendRaw(MessageType::kHandoffSegment, segment);
   ExpectRawRefusal(mesh::WRONG_RANGE, mesh::Verdict::SEGMENT);
 }
@@ -246,7 +246,7 @@ TEST_F(HandoffRefusalTest, CrumbsAreRefused) {
   SendRaw(MessageType::kHandoffManifest, GoodManifest(landing));
   const std::vector<std::byte> crumb(8);
   mesh::Segment segment;
-  *segment.mutable_key() = KeyOf(landing);
+  *segment.mutable_key() = TransferKeyOf(landing);
   segment.set_length(crumb.size());
   SendRaw(MessageType::kHandoffSegment, segment, crumb);
   ExpectRawRefusal(mesh::WRONG_RANGE, mesh::Verdict::SEGMENT);
@@ -255,7 +255,7 @@ TEST_F(HandoffRefusalTest, CrumbsAreRefused) {
 TEST_F(HandoffRefusalTest, DataBeforeTheManifest) {
   StartRaw();
   mesh::Segment segment;
-  *segment.mutable_key() = KeyOf(Grant());
+  *segment.mutable_key() = TransferKeyOf(Grant());
   SendRaw(MessageType::kHandoffSegment, segment);
   ExpectRawRefusal(mesh::MALFORMED, mesh::Verdict::SEGMENT);
 }
@@ -263,7 +263,7 @@ TEST_F(HandoffRefusalTest, DataBeforeTheManifest) {
 TEST_F(HandoffRefusalTest, OversizedManifestIsNotBuffered) {
   StartRaw();
   mesh::Manifest key_only;
-  *key_only.mutable_key() = KeyOf(Grant());
+  *key_only.mutable_key() = TransferKeyOf(Grant());
   const std::vector<std::byte> big(1 << 20);
   SendRaw(MessageType::kHandoffManifest, key_only, big);
   ExpectRawRefusal(mesh::MALFORMED, mesh::Verdict::MANIFEST);
@@ -302,7 +302,7 @@ TEST_F(HandoffRefusalTest, AnotherConnectionCannotJoinATransfer) {
   const mesh::Landing landing = Grant();
   ASSERT_TRUE(Begin(landing).ok());
   mesh::Segment segment;
-  *segment.mutable_key() = KeyOf(landing);
+  *segment.mutable_key() = TransferKeyOf(landing);
   SendRaw(MessageType::kHandoffSegment, segment);
   EXPECT_EQ(verdicts_.back().reason(), mesh::UNKNOWN_TRANSFER);
   GiveAll();

@@ -28,15 +28,6 @@ class RawHandoffTest : public HandoffTest, public MessageHandler {
   }
   void OnPeerLost(PeerId, const absl::Status&) override {}
 
-  static mesh::TransferKey KeyOf(const mesh::Landing& landing) {
-    mesh::TransferKey key;
-    key.set_transfer_id(landing.transfer_id());
-    key.set_token_low(landing.token_low());
-    key.set_token_high(landing.token_high());
-    key.set_receiver_epoch(landing.receiver_epoch());
-    return key;
-  }
-
   std::vector<mesh::Verdict> verdicts_;
   std::unique_ptr<Transport> raw_;
   PeerId peer_ = 0;
