@@ -240,7 +240,6 @@ void PrefillCore::OnComputed(Request& request, absl::Time now) {
   mesh::PrefillFinished* finished = message.mutable_prefill_finished();
   finished->set_request_id(request.id);
   finished->set_attempt(request.attempt);
-  finished->set_computed_tokens(static_cast<uint64_t>(request.position - request.prompt.restored));
   request.compute_seconds = absl::ToDoubleSeconds(now - request.admitted);
   finished->set_seconds(request.compute_seconds);
   links_.Send(request.link, std::move(message));

@@ -382,7 +382,6 @@ void VirtualWorker::FinishPrefill(Job& job, double now) {
   mesh::PrefillFinished* finished = message.mutable_prefill_finished();
   finished->set_request_id(job.request);
   finished->set_attempt(job.attempt);
-  finished->set_computed_tokens(static_cast<uint64_t>(job.prompt_end - job.restored));
   finished->set_seconds(now - job.admitted);
   messages_.push_back(std::move(message));
   const int64_t missing = std::max<int64_t>(

@@ -88,9 +88,9 @@ class LinkTest : public ::testing::Test {
     client_.reset();
     StopServer();
   }
-  static mesh::WorkerMessage Finished(uint64_t n) {
+  static mesh::WorkerMessage Finished(uint32_t n) {
     mesh::WorkerMessage message;
-    message.mutable_prefill_finished()->set_computed_tokens(n);
+    message.mutable_prefill_finished()->set_attempt(n);
     return message;
   }
   static mesh::RouterMessage View(uint64_t n) {
@@ -113,12 +113,12 @@ TEST_F(LinkTest, CarriesMessagesInOrderBothWays) {
   const LinkId worker = at_worker_.Next().link;
   const Event opened = at_router_.Next();
   ASSERT_EQ(opened.kind, 'o');
-  for (uint64_t i = 0; i < 1000; ++i) {
+  for (uint32_t i = 0; i < 1000; ++i) {
     ASSERT_TRUE(client_->Send(worker, Finished(i)));
     ASSERT_TRUE(links_->Send(opened.link, View(i)));
   }
-  for (uint64_t i = 0; i < 1000; ++i) {
-    ASSERT_EQ(at_router_.Next().worker.prefill_finished().computed_tokens(), i);
+  for (uint32_t i = 0; i < 1000; ++i) {
+    ASSERT_EQ(at_router_.Next().worker.prefill_finished().attempt(), i);
     ASSERT_EQ(at_worker_.Next().router.view().epoch(), i);
   }
 }
