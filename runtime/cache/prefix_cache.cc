@@ -54,7 +54,8 @@ PrefixCache::PrefixCache(const PrefixCacheOptions& options, const StatePools& po
 PrefixCache::~PrefixCache() { pools_.blocks->SetReclaim(nullptr, nullptr); }
 
 absl::StatusOr<std::unique_ptr<SequenceState>> PrefixCache::Restore(std::span<const PrefixKey> path,
-                                                                    absl::Time now) {
+                                                                    absl::Time now,
+                                                                    uint64_t tenant) {
   const PrefixMatch match = tree_.Find(path);
   ++stats_.lookups;
   stats_.tokens_looked_up += path.size() * kBlockTokens;
@@ -69,7 +70,7 @@ absl::StatusOr<std::unique_ptr<SequenceState>> PrefixCache::Restore(std::span<co
     std::copy_n(content.data() + layer * floats, floats, state->slab_layer(layer).s);
   }
   state->Restore(match.snapshot * kBlockTokens, std::move(latents));
-  tree_.Touch(key, now);
+  tree_.Touch(key, now, tenant);
   ++stats_.hits;
   stats_.tokens_restored += static_cast<uint64_t>(match.snapshot * kBlockTokens);
   return state;

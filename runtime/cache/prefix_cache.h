@@ -58,10 +58,10 @@ class PrefixCache {
   PrefixCache& operator=(const PrefixCache&) = delete;
 
   PrefixMatch Find(std::span<const PrefixKey> path) const { return tree_.Find(path); }
-  // The state at the deepest snapshot along `path`; null when there is none. Counts as a visit.
-  // RESOURCE_EXHAUSTED when no slab is free.
+  // The state at the deepest snapshot along `path`; null when there is none. Counts as a visit of `tenant`
+  // (PrefixChain::tenant; 0: not known). RESOURCE_EXHAUSTED when no slab is free.
   absl::StatusOr<std::unique_ptr<SequenceState>> Restore(std::span<const PrefixKey> path,
-                                                         absl::Time now);
+                                                         absl::Time now, uint64_t tenant = 0);
   // Handles of the leading blocks whose latents are here, with or without a snapshot.
   std::vector<SlotRef> Latents(std::span<const PrefixKey> path) const;
   // Once for each prompt: what it finds is learned from.

@@ -161,9 +161,21 @@ void PrefixTree::ForEachSnapshot(const std::function<void(const SnapshotView&)>&
 
 std::vector<PrefixKey> PrefixTree::NextToGo(size_t most) const {
   std::vector<PrefixKey> next;
+  const auto key = [this](Index index) {
+    const Index node = snapshots_[static_cast<size_t>(index)].node;
+    return nodes_[static_cast<size_t>(node)].key;
+  };
+  if (auto [tenant, over] = MostOverShare(); over > 0) {
+    for (const auto& [order, index] : tenants_.at(tenant).order) {
+      if (over <= 0 || next.size() >= most) break;
+      over -= static_cast<double>(snapshots_[static_cast<size_t>(index)].charged);
+      next.push_back(key(index));
+    }
+  }
+  const size_t own = next.size();  // they are in order_, too
   for (auto i = order_.begin(); i != order_.end() && next.size() < most; ++i) {
-    const Snapshot& s = snapshots_[static_cast<size_t>(i->second)];
-    next.push_back(nodes_[static_cast<size_t>(s.node)].key);
+    const auto end = next.begin() + static_cast<ptrdiff_t>(own);
+    if (std::find(next.begin(), end, key(i->second)) == end) next.push_back(key(i->second));
   }
   return next;
 }
@@ -269,12 +281,11 @@ void PrefixTree::Renew(Index index, const SnapshotSpec& spec, absl::Time now) {
   s.used = now;
   s.kind = std::max(s.kind, spec.kind);
   s.reuse = std::max(s.reuse, spec.reuse);
-  if (s.tenant == 0) s.tenant = spec.tenant;  // it came from a store, which knows no tenants
-  Charge(index);
+  Own(index, spec.tenant);
   Reorder(index);
 }
 
-void PrefixTree::Touch(const PrefixKey& key, absl::Time now) {
+void PrefixTree::Touch(const PrefixKey& key, absl::Time now, uint64_t tenant) {
   const Index node = NodeOf(key);
   CHECK(node != kNone && nodes_[static_cast<size_t>(node)].snapshot != kNone, "no snapshot at %s",
         key.Hex());
@@ -285,6 +296,7 @@ void PrefixTree::Touch(const PrefixKey& key, absl::Time now) {
   if (const auto session = sessions_.find(s.session); session != sessions_.end()) {
     s.turn = session->second.turn;
   }
+  Own(snapshot, tenant);
   Reorder(snapshot);
 }
 
@@ -450,6 +462,12 @@ void PrefixTree::Dequeue(Index index) {
 
 // ---- whose breakpoints ---------------------------------------------------------------------------
 
+void PrefixTree::Own(Index index, uint64_t tenant) {
+  Snapshot& s = snapshots_[static_cast<size_t>(index)];
+  if (s.tenant == 0) s.tenant = tenant;
+  Charge(index);
+}
+
 void PrefixTree::Charge(Index index) {
   Snapshot& s = snapshots_[static_cast<size_t>(index)];
   if (s.tenant == 0 || s.kind != SnapshotKind::kBreakpoint || s.charged > 0) return;
@@ -483,13 +501,17 @@ int64_t PrefixTree::BreakpointBytes(uint64_t tenant) const {
   return found == tenants_.end() ? 0 : found->second.bytes;
 }
 
-PrefixTree::Index PrefixTree::OverShare(Index next, Index protect) const {
-  if (tenants_by_size_.empty()) return kNone;
+std::pair<uint64_t, double> PrefixTree::MostOverShare() const {
+  if (tenants_by_size_.empty()) return {};
   const auto& [bytes, largest] = *tenants_by_size_.rbegin();
   const double share = options_.breakpoint_share * static_cast<double>(options_.bytes_max);
-  if (static_cast<double>(bytes) <= share) return kNone;
-  if (snapshots_[static_cast<size_t>(next)].tenant == largest) return kNone;
-  for (const auto& [order, index] : tenants_.at(largest).order) {
+  return {largest, std::max(0.0, static_cast<double>(bytes) - share)};
+}
+
+PrefixTree::Index PrefixTree::OverShare(Index next, Index protect) const {
+  const auto [tenant, over] = MostOverShare();
+  if (over <= 0 || snapshots_[static_cast<size_t>(next)].tenant == tenant) return kNone;
+  for (const auto& [order, index] : tenants_.at(tenant).order) {
     if (snapshots_[static_cast<size_t>(index)].node != protect) return index;
   }
   return kNone;
@@ -500,22 +522,21 @@ bool PrefixTree::EvictOne() { return EvictOneBut(kNone); }
 // What a snapshot is worth changes with its neighbours, so it is looked at again before it goes.
 bool PrefixTree::EvictOneBut(Index protect) {
   for (auto i = order_.begin(); i != order_.end();) {
-    const Index index = i->second;
-    const Snapshot& s = snapshots_[static_cast<size_t>(index)];
-    if (s.node == protect) {
+    if (snapshots_[static_cast<size_t>(i->second)].node == protect) {
       ++i;
       continue;
     }
-    const double order = Order(s);
-    if (order > s.order) {
-      Reorder(index);
+    const Index instead = OverShare(i->second, protect);
+    const Index victim = instead != kNone ? instead : i->second;
+    const Snapshot& s = snapshots_[static_cast<size_t>(victim)];
+    if (Order(s) > s.order) {
+      Reorder(victim);
       i = order_.begin();
       continue;
     }
     ++stats_.evicted;
-    const Index instead = OverShare(index, protect);
     stats_.over_share += instead != kNone;
-    DropSnapshot(instead != kNone ? instead : index, true);
+    DropSnapshot(victim, true);
     return true;
   }
   return false;

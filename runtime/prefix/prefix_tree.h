@@ -121,8 +121,8 @@ class PrefixTree {
   // True when prompts are known that go on from here.
   bool HasChildren(const PrefixKey& key) const;
 
-  // A snapshot was used: its turn to go moves back.
-  void Touch(const PrefixKey& key, absl::Time now);
+  // A snapshot was used, by `tenant` (0: not known): its turn to go moves back.
+  void Touch(const PrefixKey& key, absl::Time now, uint64_t tenant = 0);
 
   // Takes a snapshot at path[spec.blocks - 1] and the latents up to it; block_ids[i] is the payload of
   // block i. What the tree has already is kept as it is (the given payloads are not taken; no change
@@ -215,6 +215,8 @@ class PrefixTree {
   void DropSnapshot(Index snapshot, bool evicted);
   SnapshotView ViewOf(const Snapshot& s) const;
   void Renew(Index snapshot, const SnapshotSpec& spec, absl::Time now);
+  // It came from a store, which knows no tenants: it is the first one's who uses it.
+  void Own(Index snapshot, uint64_t tenant);
   void Supersede(Index newest);
   void TakeTurn(Index newest);
   void Replace(Index old);
@@ -231,6 +233,8 @@ class PrefixTree {
   // Lets its tenant's breakpoints have it, if it is one, or no more.
   void Charge(Index snapshot);
   void Discharge(Index snapshot);
+  // Who has more than its share, and by how many bytes; of several the one with most. None: 0 bytes.
+  std::pair<uint64_t, double> MostOverShare() const;
   // What goes in place of `next`, which is somebody else's; kNone: nothing.
   Index OverShare(Index next, Index protect) const;
   bool EvictOneBut(Index protect);

@@ -41,7 +41,7 @@ void PrefixKeeper::Poll(absl::Time now) {
 absl::Status PrefixKeeper::Restore(KeptPrompt* prompt, SequenceSpec* spec, absl::Time now) {
   if (!prompt->chain) return absl::OkStatus();
   const PrefixMatch match = cache_->Find(prompt->path());
-  ASSIGN_OR_RETURN(spec->state, cache_->Restore(prompt->path(), now));
+  ASSIGN_OR_RETURN(spec->state, cache_->Restore(prompt->path(), now, prompt->chain->tenant()));
   prompt->restored = spec->state == nullptr ? 0 : spec->state->position();
   PlanCuts(prompt, match, spec);
   return absl::OkStatus();

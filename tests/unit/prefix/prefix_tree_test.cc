@@ -384,5 +384,65 @@ TEST(PrefixTree, ABreakpointIsChargedOnceItsTenantIsKnown) {
   EXPECT_EQ(tree.Check(), "");
 }
 
+TEST(PrefixTree, ABreakpointIsChargedToTheFirstWhoUsesIt) {
+  PrefixTree tree(Sizes(1000));
+  Filler filler(&tree);
+  const Path path = MakePath(Words(1, 10));
+  ASSERT_TRUE(filler.Put(path, 4, SnapshotKind::kBreakpoint, 1));
+  ASSERT_TRUE(filler.Put(path, 10, kTail, 2));
+  tree.Touch(path[3], At(3));
+  for (const uint64_t tenant : {9, 11}) {
+    tree.Touch(path[3], At(4), tenant);
+    tree.Touch(path[9], At(4), tenant);
+    EXPECT_EQ(tree.BreakpointBytes(9), 10 + 4);
+    EXPECT_EQ(tree.BreakpointBytes(11), 0);
+    EXPECT_EQ(tree.Check(), "");
+  }
+}
+
+// A tenant's breakpoints beyond its share, then what is worth least; nothing twice.
+TEST(PrefixTree, WhatGoesNextIsToldAsItGoes) {
+  PrefixTreeOptions options = Sizes(40 * 20);
+  options.breakpoint_share = 0.25;
+  PrefixTree tree(options);
+  Filler filler(&tree);
+  for (int i = 0; i < 10; ++i) filler.Put(MakePath(Words(i, 10)), 10, kTail, i, 0, 7);
+  for (int i = 0; i < 15; ++i) {
+    filler.Put(MakePath(Words(100 + i, 10)), 10, SnapshotKind::kBreakpoint, 100 + i, 0, 8);
+  }
+  const std::vector<PrefixKey> all = tree.NextToGo(100);
+  EXPECT_EQ(std::set<PrefixKey>(all.begin(), all.end()).size(), 25u);
+  ASSERT_EQ(all.size(), 25u);
+  const std::vector<PrefixKey> next = tree.NextToGo(8);
+  EXPECT_EQ(next, std::vector<PrefixKey>(all.begin(), all.begin() + 8));
+  for (const PrefixKey& key : next) {
+    ASSERT_TRUE(tree.EvictOne());
+    EXPECT_FALSE(tree.HasSnapshot(key));
+  }
+  EXPECT_EQ(tree.stats().over_share, 5u);
+  EXPECT_EQ(tree.BreakpointBytes(8), 10 * 20);
+}
+
+// With what was above it a breakpoint has become worth more than another of its tenant.
+TEST(PrefixTree, WhatGoesForAnothersIsValuedAgain) {
+  PrefixTreeOptions options = Sizes(1000);
+  options.breakpoint_share = 0;
+  PrefixTree tree(options);
+  Filler filler(&tree);
+  const Path other = MakePath(Words(1, 10)), one = MakePath(Words(2, 20)),
+             two = MakePath(Words(3, 10));
+  filler.Put(other, 10, kTail, 0, 0, 7);
+  filler.Put(one, 19, SnapshotKind::kBreakpoint, 10000, 0, 8);
+  filler.Put(one, 20, SnapshotKind::kBreakpoint, 10000, 0, 8);
+  filler.Put(two, 10, SnapshotKind::kBreakpoint, 10000, 0, 8);
+  tree.Drop(one[18]);
+  ASSERT_TRUE(tree.EvictOne());
+  EXPECT_EQ(tree.stats().over_share, 1u);
+  EXPECT_TRUE(tree.HasSnapshot(other[9]));
+  EXPECT_TRUE(tree.HasSnapshot(one[19]));
+  EXPECT_FALSE(tree.HasSnapshot(two[9]));
+  EXPECT_EQ(tree.Check(), "");
+}
+
 }  // namespace
 }  // namespace deltamesh

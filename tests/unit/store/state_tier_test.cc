@@ -6,6 +6,7 @@
 
 #include "absl/time/clock.h"
 #include "runtime/base/log.h"
+#include "services/worker/prefix_keeper.h"
 #include "services/worker/prefix_teller.h"
 #include "tests/unit/store/tier_fixture.h"
 
@@ -252,6 +253,38 @@ TEST_P(StateTierTest, ReadingThatIsSlowerThanComputingIsLeft) {
   EXPECT_EQ(t.tier->Load(path, 1e12, t.clock.now), nullptr);
   EXPECT_EQ(t.Metric("store_loads_total", "slower"), 1);
   EXPECT_NE(t.tier->Load(path, 1, t.clock.now), nullptr);
+}
+
+// A store knows no tenants; a breakpoint that comes back from it counts as its reader's all the same.
+TEST_P(StateTierTest, ABreakpointFromDiskIsItsTenants) {
+  TieredEngine t(GetParam(), folder_.path, nullptr);
+  PrefixKeeper keeper(t.cache.get(), t.tier.get(), mesh::ModelIdentity());
+  mesh::CacheHints hints;
+  hints.set_salt("tenant");
+  hints.add_breakpoints(128);
+  const auto run = [&](const std::vector<TokenId>& tokens, KeptPrompt* prompt) {
+    keeper.SetTime(t.clock.now);
+    keeper.Open(hints, tokens, 192, prompt);
+    if (const StateLoadRef load = keeper.Load(*prompt, 0, t.clock.now)) {
+      t.Settle();
+      EXPECT_TRUE(keeper.Ended(load, t.clock.now));
+    }
+    SequenceSpec spec = TieredEngine::Watched(tokens, 1);
+    CHECK_OK(keeper.Restore(prompt, &spec, t.clock.now));
+    t.engine.Add(std::move(spec));
+    t.engine.RunAll();
+  };
+  const auto shared = RandomPrompt(5, 200, testing::kVocab);
+  KeptPrompt first, second;
+  run(shared, &first);
+  const int64_t charged = t.cache->tree().BreakpointBytes(first.chain->tenant());
+  EXPECT_GT(charged, 0);
+  t.Settle(absl::Seconds(31));
+  t.cache->Clear();
+  EXPECT_EQ(t.cache->tree().BreakpointBytes(first.chain->tenant()), 0);
+  run(Prompt(shared, 128, 6, 72), &second);
+  EXPECT_EQ(second.restored, 128);
+  EXPECT_EQ(t.cache->tree().BreakpointBytes(first.chain->tenant()), charged);
 }
 
 TEST_P(StateTierTest, ALoadThatTakesTooLongIsNotWaitedFor) {
