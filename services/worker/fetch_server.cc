@@ -27,7 +27,7 @@ std::optional<PrefixKey> KeyOf(const std::string& bytes) {
 
 }  // namespace
 
-Refusal FetchServer::Check(const mesh::StateFetch& f, bool* stored) const {
+Refusal FetchServer::Check(const mesh::StateFetch& f, std::vector<PrefixKey>* stored_path) const {
   if (f.source_epoch() != registration_->epoch()) {
     return Refuse(mesh::STALE_EPOCH, absl::StrFormat("epoch %d; this worker's is %d",
                                                      f.source_epoch(), registration_->epoch()));
@@ -46,36 +46,35 @@ Refusal FetchServer::Check(const mesh::StateFetch& f, bool* stored) const {
   if (!key || !f.transfer().starts_with("fetch:") || open_.contains(f.transfer())) {
     return Refuse(mesh::MALFORMED, "its names are not those of a fetch");
   }
+  if (open() >= options_.open_max) {
+    return Refuse(mesh::BUSY, absl::StrFormat("%d states are being sent from here", open()));
+  }
   const bool held = cache_ != nullptr && cache_->tree().HasSnapshot(*key);
-  const int64_t blocks = held               ? cache_->tree().View(*key).blocks
-                         : tier_ != nullptr ? static_cast<int64_t>(tier_->StoredPath(*key).size())
-                                            : 0;
+  if (!held && tier_ != nullptr) *stored_path = tier_->StoredPath(*key);
+  const int64_t blocks = held ? cache_->tree().View(*key).blocks : std::ssize(*stored_path);
   if (blocks == 0) {
     return Refuse(mesh::NOT_HELD, absl::StrFormat("no snapshot of prefix %s is here", key->Hex()));
   }
-  *stored = !held;
   const int64_t position = blocks * kBlockTokens;
   if (static_cast<int64_t>(f.landing().position()) != position) {
     return Refuse(mesh::WRONG_COUNT, absl::StrFormat("prefix %s has %d tokens, the landing %d",
                                                      key->Hex(), position, f.landing().position()));
-  }
-  if (open() >= options_.open_max) {
-    return Refuse(mesh::BUSY, absl::StrFormat("%d states are being sent from here", open()));
   }
   return {};
 }
 
 Refusal FetchServer::Send(const FetchAsked& asked, absl::Time now) {
   const mesh::StateFetch& f = asked.fetch;
-  bool stored = false;
-  Refusal refusal = Check(f, &stored);
+  std::vector<PrefixKey> stored_path;
+  Refusal refusal = Check(f, &stored_path);
   if (!refusal.ok()) return refusal;
   Sending sending;
   sending.key = *KeyOf(f.prefix());
   sending.peer = asked.peer;
-  sending.transfer = TransferKeyOf(f.landing());
+  sending.landing = f.landing();
+  const bool stored = !stored_path.empty();
   if (stored) {
-    absl::StatusOr<StateLoadRef> load = tier_->LoadStored(sending.key, now);
+    absl::StatusOr<StateLoadRef> load = tier_->LoadStored(stored_path, now);
     if (!load.ok()) {
       return Refuse(absl::IsNotFound(load.status()) ? mesh::NOT_HELD : mesh::BUSY,
                     MessageOf(load.status()));
@@ -110,18 +109,19 @@ Refusal FetchServer::Send(const FetchAsked& asked, absl::Time now) {
 void FetchServer::OnAsked(const FetchAsked& asked, absl::Time now) {
   const Refusal refusal = Send(asked, now);
   if (refusal.ok()) return;
-  Refused(asked.peer, TransferKeyOf(asked.fetch.landing()), asked.fetch.transfer(), refusal);
+  Refused(asked.peer, asked.fetch.landing(), asked.fetch.transfer(), refusal);
 }
 
-void FetchServer::Refused(PeerId peer, const mesh::TransferKey& key, const std::string& transfer,
+void FetchServer::Refused(PeerId peer, const mesh::Landing& landing, const std::string& transfer,
                           const Refusal& refusal) {
   const std::string name(ReasonName(refusal.reason));
   ++results_[name];
-  LogWarning(
-      "fetch.not_served",
-      {{"request", SafeMessage(transfer, 256)}, {"reason", name}, {"detail", refusal.detail}});
+  LogWarning("fetch.not_served", {{"request", SafeMessage(transfer, 256)},
+                                  {"receiver", SafeMessage(landing.receiver(), 256)},
+                                  {"reason", name},
+                                  {"detail", refusal.detail}});
   mesh::StateFetchRefused refused;
-  *refused.mutable_key() = key;
+  *refused.mutable_key() = TransferKeyOf(landing);
   refused.set_reason(refusal.reason);
   refused.set_detail(SafeMessage(refusal.detail));
   ends_.fetch->Refuse(peer, refused);
@@ -167,7 +167,7 @@ bool FetchServer::TakeLoaded(const std::string& transfer, Sending& sending) {
   sending.load = nullptr;
   if (!cache_->tree().HasSnapshot(sending.key)) {
     ends_.sender->Cancel(transfer);
-    Refused(sending.peer, sending.transfer, transfer,
+    Refused(sending.peer, sending.landing, transfer,
             Refuse(mesh::NOT_HELD, "the state could not be read from the disk in time and whole"));
     return false;
   }

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -47,18 +48,19 @@ class FetchServer {
   struct Sending {
     PrefixKey key;
     PeerId peer = 0;
-    mesh::TransferKey transfer;  // what a refusal names
-    StateLoadRef load;           // the disk reads it; then nothing is held yet
+    mesh::Landing landing;  // whose, for a refusal
+    StateLoadRef load;      // the disk reads it; then nothing is held yet
     StagedSnapshot held;
     int64_t next_block = 0;  // all before it were given, or are held there
     int64_t next_layer = 0;  // of the snapshot: all before it were given
     bool given = false;      // all of it
   };
 
-  Refusal Check(const mesh::StateFetch& fetch, bool* stored) const;
+  // `stored_path` of a state that is to be read from the disk; empty: it is in memory.
+  Refusal Check(const mesh::StateFetch& fetch, std::vector<PrefixKey>* stored_path) const;
   Refusal Send(const FetchAsked& asked, absl::Time now);
   // Tells who asked, and counts.
-  void Refused(PeerId peer, const mesh::TransferKey& key, const std::string& transfer,
+  void Refused(PeerId peer, const mesh::Landing& landing, const std::string& transfer,
                const Refusal& refusal);
   // Goes on with what has been read. False: it came to nothing, and who asked was told.
   bool TakeLoaded(const std::string& transfer, Sending& sending);

@@ -327,12 +327,13 @@ std::vector<PrefixKey> StateTier::StoredPath(const PrefixKey& key) const {
   return path;
 }
 
-absl::StatusOr<StateLoadRef> StateTier::LoadStored(const PrefixKey& key, absl::Time now) {
+absl::StatusOr<StateLoadRef> StateTier::LoadStored(std::span<const PrefixKey> path,
+                                                   absl::Time now) {
+  CHECK(disk_ != nullptr && !path.empty());
   now_ = std::max(now_, now);
-  const std::vector<PrefixKey> path = StoredPath(key);
-  const StoreMatch match = path.empty() ? StoreMatch() : disk_->Find(path);
-  if (match.snapshot == 0 || match.snapshot != static_cast<int64_t>(path.size())) {
-    return NotFound("the state at %s is not on disk", key.Hex());
+  const StoreMatch match = disk_->Find(path);
+  if (match.snapshot != static_cast<int64_t>(path.size())) {
+    return NotFound("the state at %s is not on disk", path.back().Hex());
   }
   absl::StatusOr<StateLoadRef> load =
       BeginRead(path, StoreTier::kDisk, match,

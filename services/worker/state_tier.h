@@ -97,12 +97,12 @@ class StateTier final : public SessionStore {
   // Begins to read a state for a prompt, when a tier has a deeper one than memory and reading it should be
   // quicker than computing at `tokens_per_second` (0: not known, then it is). Null: compute.
   StateLoadRef Load(std::span<const PrefixKey> path, double tokens_per_second, absl::Time now);
-  // The same for another worker, which asked for the state of this name. NOT_FOUND: the disk does not have
-  // it; what is in the object store only is for every worker to read itself. RESOURCE_EXHAUSTED or
-  // UNAVAILABLE: not now.
-  absl::StatusOr<StateLoadRef> LoadStored(const PrefixKey& key, absl::Time now);
   // The names of all blocks of a state that is on disk; empty: it is not.
   std::vector<PrefixKey> StoredPath(const PrefixKey& key) const;
+  // The same as Load for another worker, which asked for the state at the end of this StoredPath. NOT_FOUND:
+  // the disk does not have it any more; what is in the object store only is for every worker to read itself.
+  // RESOURCE_EXHAUSTED or UNAVAILABLE: not now.
+  absl::StatusOr<StateLoadRef> LoadStored(std::span<const PrefixKey> path, absl::Time now);
   // What could be read is in the prefix cache now; or it takes too long, which is counted once per load.
   bool Ended(const StateLoadRef& load, absl::Time now);
 
