@@ -116,7 +116,7 @@ class DiskStore {
   absl::Status MakeRoom(int64_t bytes, std::span<const PrefixKey> keep);
   // The same, and a file for them; on a full disk states go until it fits.
   absl::StatusOr<TemporaryFile> MakeFile(int64_t bytes, std::span<const PrefixKey> keep);
-  absl::Status CheckRecordRoom(std::string_view name, int64_t bytes);
+  absl::Status CheckRecordRoom(std::string_view name, int64_t bytes) const;
   bool EvictOneState(std::span<const PrefixKey> keep, int64_t* used);
   absl::StatusOr<std::string> ReadRecordFile(std::string_view name) const;
   absl::Status WriteRecord(std::string_view name, const std::string& bytes,

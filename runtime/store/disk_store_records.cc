@@ -28,7 +28,7 @@ int64_t DiskStore::CountRecords(const std::vector<FolderEntry>& entries) {
   });
 }
 
-absl::Status DiskStore::CheckRecordRoom(std::string_view name, int64_t bytes) {
+absl::Status DiskStore::CheckRecordRoom(std::string_view name, int64_t bytes) const {
   ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, folder_->List());
   RecordRoom room{.records_max = options_.records_max,
                   .bytes_max = std::min(options_.records_bytes_max, options_.bytes_max),
@@ -46,10 +46,7 @@ absl::Status DiskStore::CheckRecordRoom(std::string_view name, int64_t bytes) {
     ++room.group_records;
     room.group_bytes += entry.bytes;
   }
-  const absl::Status status = deltamesh::CheckRecordRoom(name, bytes, room);
-  absl::MutexLock lock(&mu_);
-  stats_.records_refused += status.ok() ? 0 : 1;
-  return status;
+  return deltamesh::CheckRecordRoom(name, bytes, room);
 }
 
 absl::StatusOr<std::string> DiskStore::ReadRecordFile(std::string_view name) const {
@@ -79,6 +76,7 @@ absl::Status DiskStore::PutRecord(std::string_view name, std::string_view conten
   const absl::Status status = WriteRecord(name, EncodeRecord(name, content), stays, unsent);
   absl::MutexLock lock(&mu_);
   ++(status.ok() ? stats_.record_writes : stats_.write_failures);
+  stats_.records_refused += absl::IsResourceExhausted(status) ? 1 : 0;
   return status;
 }
 

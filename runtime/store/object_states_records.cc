@@ -40,14 +40,8 @@ absl::Status ObjectStates::MakeRecordRoom(std::string_view name, int64_t bytes) 
       room.group_bytes -= room.replaced_bytes;
     }
   }
-  const auto make_room = [&]() -> absl::Status {
-    RETURN_IF_ERROR(CheckRecordRoom(name, bytes, room));
-    return MakeRoom(bytes, {});
-  };
-  const absl::Status status = make_room();
-  absl::MutexLock lock(&mu_);
-  stats_.records_refused += absl::IsResourceExhausted(status) ? 1 : 0;
-  return status;
+  RETURN_IF_ERROR(CheckRecordRoom(name, bytes, room));
+  return MakeRoom(bytes, {});
 }
 
 // With one call, so that a record that is being replaced is the old or the new one, never some of both.
@@ -87,6 +81,7 @@ absl::Status ObjectStates::PutRecord(std::string_view name, std::string_view con
   absl::MutexLock lock(&mu_);
   if (!status.ok()) {
     ++stats_.write_failures;
+    stats_.records_refused += absl::IsResourceExhausted(status) ? 1 : 0;
     return status;
   }
   ++stats_.record_writes;

@@ -124,7 +124,7 @@ absl::StatusOr<std::unique_ptr<StoreFolder>> StoreFolder::Open(std::string path,
     struct stat found;
     if (stat(part.c_str(), &found) != 0 && mkdir(part.c_str(), kFolderMode) != 0 &&
         errno != EEXIST) {
-      return ErrnoStatus(errno, "make the folder " + part);
+      return Annotate(ErrnoStatus(errno, "make the folder " + part), "--store-dir");
     }
     if (end == std::string::npos) break;
   }

@@ -73,7 +73,7 @@ class TemporaryFile {
 
 class StoreFolder {
  public:
-  // Makes the folder when it is not there.
+  // Makes the folder when it is not there. Errors name the flag, --store-dir.
   static absl::StatusOr<std::unique_ptr<StoreFolder>> Open(std::string path,
                                                            ReserveSpace reserve = ReserveOnDisk);
 

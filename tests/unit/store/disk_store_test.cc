@@ -401,6 +401,7 @@ TEST_F(DiskStoreTest, AFullDiskIsMadeRoomOn) {
   EXPECT_TRUE(store->PutRecord("r", "x").ok());
   disk_bytes = 0;
   EXPECT_EQ(store->PutRecord("s", "x").code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(store->stats().records_refused, 1u);
   EXPECT_EQ(store->Everything().size(), 0u);
   EXPECT_EQ(*store->GetRecord("r"), "x");
 }
@@ -459,10 +460,14 @@ TEST_F(DiskStoreTest, AFolderThatCannotBeWrittenIsReadAndSaysSo) {
   fs::permissions(folder_.path + "/a/b", fs::perms(0755));
   WriteFile(folder_.path + "/file", "");
   DiskStoreOptions options;
-  options.folder = folder_.path + "/file";
   options.bytes_max = 1;
-  EXPECT_EQ(DiskStore::Open(options, &clock_).status().code(),
-            absl::StatusCode::kFailedPrecondition);
+  options.folder = folder_.path + "/file";
+  const absl::Status file = DiskStore::Open(options, &clock_).status();
+  EXPECT_EQ(file.code(), absl::StatusCode::kFailedPrecondition);
+  options.folder += "/below";
+  for (const absl::Status& status : {file, DiskStore::Open(options, &clock_).status()}) {
+    EXPECT_THAT(MessageOf(status), ::testing::StartsWith("--store-dir: "));
+  }
 }
 
 TEST_F(DiskStoreTest, ACancelledReadEnds) {
