@@ -16,6 +16,25 @@
 #include "services/common/flag_range.h"
 
 namespace deltamesh {
+namespace {
+
+constexpr size_t kNameBytesMax = 256;  // routers take no longer one
+
+// Targets that gRPC understands itself, as it does those with "://".
+constexpr std::string_view kTargetSchemes[] = {
+    "dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:"};
+
+absl::Status CheckRouter(const std::string& router) {
+  if (router.find("://") != router.npos) return absl::OkStatus();
+  for (const std::string_view scheme : kTargetSchemes) {
+    if (router.starts_with(scheme)) return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const auto at, ParseHostPort("--router", router));
+  if (at.second > 0) return absl::OkStatus();
+  return InvalidArgument("--router: \"%s\" has port 0; name the router's gRPC port", router);
+}
+
+}  // namespace
 
 void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
   app->add_option("--model", f->model, "checkpoint folder")->required();
@@ -122,7 +141,16 @@ absl::Status FinishWorkerFlags(std::string_view role, WorkerFlags* flags) {
     gethostname(host, sizeof(host) - 1);
     flags->name = absl::StrFormat("%s-%s-%d", role, host, getpid());
   }
-  return absl::OkStatus();
+  if (flags->name.size() > kNameBytesMax) {
+    return InvalidArgument("--name: %d bytes; use at most %d", flags->name.size(), kNameBytesMax);
+  }
+  for (const std::string& router : flags->routers) RETURN_IF_ERROR(CheckRouter(router));
+  if (flags->packed_dir != "auto" && flags->packed_dir != "off" &&
+      stat(flags->packed_dir.c_str(), &info) == 0 && !S_ISDIR(info.st_mode)) {
+    return InvalidArgument("--packed-dir: \"%s\" is not a folder; name one, auto or off",
+                           flags->packed_dir);
+  }
+  return CheckFileToWrite("--ports-file", flags->ports_file);
 }
 
 void PrintConfiguration(std::string_view title,

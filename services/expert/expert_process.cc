@@ -9,7 +9,6 @@
 #include "runtime/model/config.h"
 #include "runtime/text/text_digest.h"
 #include "services/expert/expert_core.h"
-#include "services/worker/early_checks.h"
 #include "services/worker/metric_list.h"
 #include "services/worker/model_loading.h"
 #include "services/worker/worker_host.h"
@@ -65,7 +64,6 @@ std::vector<MetricSample> ExpertMetrics(const ExpertServer& server, const Model&
 
 absl::StatusOr<int> Serve(ExpertFlags flags, const SignalWaiter& signals) {
   RETURN_IF_ERROR(FinishWorkerFlags("expert", &flags.worker));
-  RETURN_IF_ERROR(CheckBeforeLoading(flags.worker));
   ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::Load(flags.worker.model));
   ASSIGN_OR_RETURN(const std::string text_digest, TextDigest(flags.worker.model));
   ASSIGN_OR_RETURN(const std::vector<int32_t> experts, HostedExperts(flags, config));

@@ -10,7 +10,7 @@ absl::StatusOr<std::unique_ptr<AttentionProcess>> AttentionProcess::Start(
     const std::string& role, AttentionFlags flags, const SignalWaiter& signals) {
   std::unique_ptr<AttentionProcess> process(new AttentionProcess());
   RETURN_IF_ERROR(FinishWorkerFlags(role, &flags.worker));
-  RETURN_IF_ERROR(CheckBeforeLoading(flags, ReadEnvironment));
+  RETURN_IF_ERROR(CheckStores(flags, ReadEnvironment));
   ASSIGN_OR_RETURN(auto transport, OpenUcx(flags.worker));
   process->flags_ = std::move(flags);
   process->host_options_.role = role;

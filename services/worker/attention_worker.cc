@@ -1,7 +1,5 @@
 #include "services/worker/attention_worker.h"
 
-#include <cstdlib>
-
 #include "CLI/CLI.hpp"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -11,6 +9,7 @@
 #include "runtime/text/text_digest.h"
 #include "services/common/flag_range.h"
 #include "services/common/protocol.h"
+#include "services/worker/early_checks.h"
 #include "services/worker/metric_list.h"
 #include "services/worker/model_loading.h"
 #include "services/worker/worker_links.h"
@@ -125,21 +124,12 @@ int64_t CacheBytes(int64_t asked, const StatePools& pools) {
 
 int64_t BytesOfGib(double gib) { return static_cast<int64_t>(gib * (int64_t{1} << 30)); }
 
-std::string EnvironmentVariable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-// Null when the flags ask for none.
+// Null when the flags, after CheckStores, ask for none.
 absl::StatusOr<std::unique_ptr<StateTier>> MakeTier(const AttentionFlags& flags, const Model& model,
                                                     PrefixCache* cache, const Clock* clock,
                                                     std::function<void()> wake) {
   if (flags.store_dir.empty() && flags.store_s3.empty()) return nullptr;
-  if (cache == nullptr) {
-    return InvalidArgument(
-        "--store-dir, --store-s3: states come from the prefix cache and go there; raise "
-        "--cache-mib above 0");
-  }
+  CHECK(cache != nullptr, "a store, and --cache-mib is 0");
   const StateIdentity identity = {.model = PrefixModel(model.digest(), kStateLayoutVersion),
                                   .layout = model.state_layout()};
   std::unique_ptr<DiskStore> disk;
@@ -155,7 +145,7 @@ absl::StatusOr<std::unique_ptr<StateTier>> MakeTier(const AttentionFlags& flags,
   }
   std::unique_ptr<ObjectStates> objects;
   if (!flags.store_s3.empty()) {
-    ASSIGN_OR_RETURN(const S3Options s3, ParseS3(flags.store_s3, EnvironmentVariable));
+    ASSIGN_OR_RETURN(const S3Options s3, ParseS3(flags.store_s3, ReadEnvironment));
     ASSIGN_OR_RETURN(std::unique_ptr<S3Client> client, S3Client::Create(s3, clock));
     ObjectStatesOptions options;
     options.bytes_max = BytesOfGib(flags.store_s3_gib);

@@ -1,5 +1,5 @@
-// What can be told from the flags of a prefill or decode worker before its model is read: a large model takes
-// minutes, and a wrong word should not wait for it.
+// What can be told about the stores of a prefill or decode worker before its model is read: a large model
+// takes minutes, and a wrong word should not wait for it.
 #pragma once
 
 #include <functional>
@@ -14,9 +14,7 @@ namespace deltamesh {
 using EnvironmentReader = std::function<std::string(const char*)>;
 std::string ReadEnvironment(const char* name);
 
-// Of every worker. After FinishWorkerFlags.
-absl::Status CheckBeforeLoading(const WorkerFlags& flags);
-// The same of those with stores. Makes the store's folder when it is not there.
-absl::Status CheckBeforeLoading(const AttentionFlags& flags, const EnvironmentReader& environment);
+// Of those with stores, after FinishWorkerFlags. Makes the store's folder when it is not there.
+absl::Status CheckStores(const AttentionFlags& flags, const EnvironmentReader& environment);
 
 }  // namespace deltamesh

@@ -20,14 +20,19 @@ class EarlyChecksTest : public ::testing::Test {
     std::filesystem::create_directories(folder_);
     std::ofstream(folder_ / "file") << "x";
     flags.worker.routers = {"127.0.0.1:8081"};
+    flags.worker.model = folder_;
   }
   ~EarlyChecksTest() override { std::filesystem::remove_all(folder_); }
 
   std::string Check() const {
-    const absl::Status status = CheckBeforeLoading(flags, [this](const char* name) {
+    const absl::Status status = CheckStores(flags, [this](const char* name) {
       const auto found = environment.find(name);
       return found == environment.end() ? std::string() : found->second;
     });
+    return status.ok() ? "" : std::string(status.message());
+  }
+  std::string Finish() {
+    const absl::Status status = FinishWorkerFlags("decode", &flags.worker);
     return status.ok() ? "" : std::string(status.message());
   }
   std::string In(const char* name) const { return folder_ / name; }
@@ -61,22 +66,24 @@ TEST_F(EarlyChecksTest, StoresAreLookedAt) {
 TEST_F(EarlyChecksTest, SoIsWhatEveryWorkerHas) {
   for (const char* router : {"localhost", "localhost:0", "localhost:x", "a b:1", ""}) {
     flags.worker.routers = {"127.0.0.1:8081", router};
-    EXPECT_THAT(Check(), HasSubstr("--router: ")) << router;
+    EXPECT_THAT(Finish(), HasSubstr("--router: ")) << router;
   }
-  flags.worker.routers = {"[::1]:8081", "router.mesh:8081", "dns:///router:8081", "unix:/tmp/r"};
-  EXPECT_EQ(Check(), "");
+  flags.worker.routers = {"[::1]:8081",         "router.mesh:8081", "dns:///router:8081",
+                          "dns:router",         "unix:/tmp/r",      "unix-abstract:router",
+                          "ipv4:10.0.0.1:8081", "ipv6:[::1]:8081",  "vsock:2:8081"};
+  EXPECT_EQ(Finish(), "");
   flags.worker.name = std::string(257, 'n');
-  EXPECT_THAT(Check(), HasSubstr("--name: 257 bytes; use at most 256"));
+  EXPECT_THAT(Finish(), HasSubstr("--name: 257 bytes; use at most 256"));
   flags.worker.name = "n";
   flags.worker.packed_dir = In("file");
-  EXPECT_THAT(Check(), HasSubstr("--packed-dir: "));
+  EXPECT_THAT(Finish(), HasSubstr("--packed-dir: "));
   flags.worker.packed_dir = "off";
   flags.worker.ports_file = In("nowhere/ports");
-  EXPECT_THAT(Check(), HasSubstr("--ports-file: "));
+  EXPECT_THAT(Finish(), HasSubstr("--ports-file: "));
   flags.worker.ports_file = folder_;
-  EXPECT_THAT(Check(), HasSubstr("is a folder; name a file"));
+  EXPECT_THAT(Finish(), HasSubstr("is a folder; name a file"));
   flags.worker.ports_file = In("ports");
-  EXPECT_EQ(Check(), "");
+  EXPECT_EQ(Finish(), "");
 }
 
 }  // namespace
