@@ -203,11 +203,7 @@ TEST_P(MeshCacheTest, TheGridIsSeen) {
   TestMesh mesh(options);
   mesh.Start();
   const auto sample = [&](const std::string& name, const std::string& to = "") {
-    double sum = -1;
-    for (const MetricSample& s : mesh.decode("decode-0").Metrics()) {
-      if (s.name == name && (to.empty() || s.labels.at(0).second == to)) sum = s.value;
-    }
-    return sum;
+    return Sample(mesh.decode("decode-0").Metrics(), name, to);
   };
   EXPECT_EQ(sample("prefix_grid_tokens"), 0);
   for (uint64_t i = 0; i < 4; ++i) {

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "runtime/base/log.h"
 #include "tests/mesh/test_mesh.h"
@@ -22,6 +24,19 @@ inline const Answer& AskCompared(TestMesh& mesh, const std::string& folder,
       << request.request_id << "\n  mesh  " << Describe(answer) << "\n  plain "
       << Describe(expected);
   return answer;
+}
+
+// The sum of a metric's samples, of all labels or of those with `label`.
+inline double Sample(const std::vector<MetricSample>& samples, const std::string& name,
+                     const std::string& label = "") {
+  double sum = 0;
+  for (const MetricSample& s : samples) {
+    const bool labelled =
+        label.empty() || std::any_of(s.labels.begin(), s.labels.end(),
+                                     [&](const auto& l) { return l.second == label; });
+    if (s.name == name && labelled) sum += s.value;
+  }
+  return sum;
 }
 
 }  // namespace deltamesh::testing

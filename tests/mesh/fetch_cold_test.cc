@@ -29,11 +29,14 @@ class ColdFetchTest : public MeshFetchTest {
   ClientRequest ColdTurn(TestMesh& mesh, const std::string& name, int64_t tail, uint64_t seed,
                          std::string* holder) {
     const ClientRequest turn = NextTurn(mesh, name, tail, seed, holder);
-    mesh.RunFor(absl::Seconds(1));
-    mesh.cache(*holder).Clear();
-    mesh.RunFor(absl::Milliseconds(300));
+    GoCold(mesh, *holder);
     Shun(mesh, *holder);
     return turn;
+  }
+  void GoCold(TestMesh& mesh, const std::string& holder) {
+    mesh.RunFor(absl::Seconds(1));
+    mesh.cache(holder).Clear();
+    mesh.RunFor(absl::Milliseconds(300));
   }
   void ExpectRefused(TestMesh& mesh, const ClientRequest& turn, const std::string& holder,
                      const std::string& reason) {
@@ -100,9 +103,7 @@ TEST_P(ColdFetchTest, APrefillWorkerGoesOnFromADecodeWorkersDisk) {
   mesh.Start();
   std::string holder;
   const ClientRequest turn = NextTurn(mesh, "s", 130, 150, &holder);
-  mesh.RunFor(absl::Seconds(1));
-  mesh.cache(holder).Clear();
-  mesh.RunFor(absl::Milliseconds(300));
+  GoCold(mesh, holder);
   EXPECT_EQ(AskCompared(mesh, Golden(GetParam()), turn).usage.cached_tokens, kHeld);
   const Decision& d = Explained(mesh, turn.request_id);
   EXPECT_EQ(d.candidates[d.chosen].prefill, "prefill-0");

@@ -78,17 +78,6 @@ class MeshFetchTest : public ::testing::TestWithParam<const char*> {
     return decode == "decode-0" ? "decode-1" : "decode-0";
   }
 
-  static double Sample(const std::vector<MetricSample>& samples, const std::string& name,
-                       const std::string& label = "") {
-    double sum = 0;
-    for (const MetricSample& s : samples) {
-      const bool labelled =
-          label.empty() || std::any_of(s.labels.begin(), s.labels.end(),
-                                       [&](const auto& l) { return l.second == label; });
-      if (s.name == name && labelled) sum += s.value;
-    }
-    return sum;
-  }
   static uint64_t Results(TestMesh& mesh, const std::string& reason) {
     for (const auto& [name, count] : mesh.router().counters().fetch_results) {
       if (name == reason) return count;

@@ -34,16 +34,6 @@ class MeshStoreTest : public ::testing::TestWithParam<const char*> {
   const Answer& Ask(TestMesh& mesh, const ClientRequest& request) {
     return AskCompared(mesh, Golden(GetParam()), request);
   }
-  static double Sample(const std::vector<MetricSample>& samples, const std::string& name,
-                       const std::string& label) {
-    double sum = 0;
-    for (const MetricSample& s : samples) {
-      const bool labelled = std::any_of(s.labels.begin(), s.labels.end(),
-                                        [&](const auto& l) { return l.second == label; });
-      if (s.name == name && labelled) sum += s.value;
-    }
-    return sum;
-  }
   static double Hits(TestMesh& mesh) {
     return Sample(mesh.prefill("prefill-0").Metrics(), "store_loads_total", "hit") +
            Sample(mesh.decode("decode-0").Metrics(), "store_loads_total", "hit");

@@ -5,7 +5,6 @@ Each --run is NAME=FOLDER of a run of train.py --comparison. Prints a Markdown t
 """
 
 import argparse
-import json
 import os
 
 import matplotlib
@@ -13,6 +12,7 @@ import torch
 
 import eval as evaluation
 import export
+from report import steps_of
 from text import Tokenizer
 
 matplotlib.use("svg")
@@ -20,13 +20,6 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 TRAINED_TO = 2048  # tokens: the longest dialogue of these runs
 LOSS_WINDOW = 24  # steps that a point of the loss curve is the mean of
-
-
-def steps_of(run):
-    """The log's rows in order; steps after a stop may stand there twice."""
-    with open(os.path.join(run, "log.jsonl"), encoding="utf-8") as f:
-        by_step = {r["step"]: r for r in map(json.loads, f)}
-    return [by_step[s] for s in sorted(by_step)]
 
 
 def tensors(value):

@@ -11,8 +11,10 @@ import random
 
 import torch
 
+import data
 import dialogues
 import export
+import recipe
 from text import Tokenizer
 
 GRID = 64  # a hand-off covers whole blocks of this many tokens; the rest is computed from the state
@@ -56,18 +58,31 @@ def tool_dialogue(tokenizer, rng, length):
 
 
 @torch.no_grad()
-def accuracy(model, tokenizer, length, count, seed=1, make=whole, loads=None, **how):
-    """(right, asked) over `count` dialogues. Adds to `loads`, {layer: tokens of each expert}."""
+def accuracy(model, tokenizer, length, count, seed=1, make=whole, **how):
+    """(right, asked) over `count` dialogues."""
     rng = random.Random("%d.%d" % (seed, length))
     right = asked = 0
     for _ in range(count):
         ids, mine = make(tokenizer, rng, length, **how)
-        logits, seen = model(torch.tensor([ids[:-1]]), state={})
-        for layer, tokens in seen.loads.items() if loads is not None else ():
-            loads[layer] = loads.get(layer, 0) + tokens
+        logits, _ = model(torch.tensor([ids[:-1]]), state={})
         results = exact(logits, ids, turns_of(mine))
         right, asked = right + sum(results), asked + len(results)
     return right, asked
+
+
+@torch.no_grad()
+def busiest_experts(model, tokenizer, stage, batches=16, held=True):
+    """{layer, from 1: tokens of the busiest expert over the mean} over batches as `stage` has them."""
+    rng, loads = random.Random("loads"), {}
+    for number in range(batches):
+        length = rng.choices(list(stage.lengths), list(stage.lengths.values()))[0]
+        rows = max(1, recipe.TOKENS_PER_STEP // length)
+        ids = torch.tensor(data.batch(tokenizer, "loads", number, rows, length, held)[0])
+        real = (ids != tokenizer.pad).view(-1)
+        _, seen = model(ids, positions=torch.zeros(1, dtype=torch.long), real=real)
+        for layer, tokens in seen.loads.items():
+            loads[layer + 1] = loads.get(layer + 1, 0) + tokens
+    return {layer: float(n.max() / n.float().mean()) for layer, n in loads.items()}
 
 
 def corrupt(state, what, other):
@@ -124,10 +139,9 @@ def main():
         export.as_published(model)
     tokenizer = Tokenizer(a.vocabulary)
     print(json.dumps({"step": saved["step"], "tokens": saved["tokens"]}))
-    loads = {}
     for length in a.lengths:
         count = max(2, a.dialogues * 2048 // max(length, 2048))
-        right, asked = accuracy(model, tokenizer, length, count, loads=loads)
+        right, asked = accuracy(model, tokenizer, length, count)
         row = {"length": length, "answers": asked, "accuracy": round(right / asked, 4)}
         if a.kinds:
             for kind in dialogues.TEXTS:
@@ -139,8 +153,10 @@ def main():
         print(json.dumps(row), flush=True)
     right, asked = accuracy(model, tokenizer, 512, a.dialogues, make=tool_dialogue)
     print(json.dumps({"tool turns": asked, "accuracy": round(right / asked, 4)}))
-    worst = {layer + 1: round(float(n.max() / n.float().mean()), 3) for layer, n in loads.items()}
-    print(json.dumps({"busiest expert over the mean, by layer": worst}))
+    for side, held in (("trained", False), ("held out", True)):
+        busiest = busiest_experts(model, tokenizer, recipe.STAGES[-1], held=held)
+        row = {layer: round(x, 2) for layer, x in busiest.items()}
+        print(json.dumps({f"busiest expert over the mean, {side} words": row}), flush=True)
 
 
 if __name__ == "__main__":

@@ -34,14 +34,19 @@ def table(rows, count):
     return out
 
 
+def steps_of(run):
+    """The log's rows in order; steps after a stop may stand there twice."""
+    with open(os.path.join(run, "log.jsonl"), encoding="utf-8") as f:
+        by_step = {r["step"]: r for r in map(json.loads, f)}
+    return [by_step[s] for s in sorted(by_step)]
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--run", required=True)
     p.add_argument("--windows", type=int, default=10)
     a = p.parse_args()
-    with open(os.path.join(a.run, "log.jsonl"), encoding="utf-8") as f:
-        by_step = {r["step"]: r for r in map(json.loads, f)}  # steps after a stop may stand there twice
-    rows = [by_step[s] for s in sorted(by_step)]
+    rows = steps_of(a.run)
     print("\n".join(table(rows, a.windows)))
     seconds, cpu = sum(r["seconds"] for r in rows), sum(r["cpu_seconds"] for r in rows)
     tokens = rows[-1]["tokens"] / 1e6

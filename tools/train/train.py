@@ -98,10 +98,13 @@ class Trainer:
         )
         os.replace(path + ".partial", path)
 
-    def one_step(self, stage, progress):
-        rng = random.Random("%d.%d" % (self.seed, self.step))
+    def shape(self, rng, stage):
+        """(tokens of a row, rows) of a step."""
         length = rng.choices(list(stage.lengths), list(stage.lengths.values()))[0]
-        rows = max(1, self.per_step // length)
+        return length, max(1, self.per_step // length)
+
+    def one_step(self, stage, progress):
+        length, rows = self.shape(random.Random("%d.%d" % (self.seed, self.step)), stage)
         ids, mine, resets = data.batch(
             self.tokenizer, self.seed, self.step, rows, length, phase_one=stage.first, losing=stage.losing
         )
@@ -127,8 +130,8 @@ class Trainer:
         rate = stage.rate[0] + (stage.rate[1] - stage.rate[0]) * progress
         if torch.isfinite(norm):
             self.optimiser.step(rate * min(1.0, (self.step + 1) / recipe.WARM_UP))
+            self.model.balance(seen, stage.memory)
         self.model.zero_grad(set_to_none=True)  # what is not finite must not stay for the next step
-        self.model.balance(seen, stage.memory)
         right = logits[: len(written)].argmax(-1) == target[written]
         load = max(float(n.max() / n.float().mean()) for n in seen.loads.values())
         return {
@@ -147,8 +150,7 @@ class Trainer:
         texts are too alike for that."""
         rng, scores = random.Random("settle.%d" % self.seed), {}
         for number in range(batches):
-            length = rng.choices(list(stage.lengths), list(stage.lengths.values()))[0]
-            rows = max(1, self.per_step // length)
+            length, rows = self.shape(rng, stage)
             ids = torch.tensor(data.batch(self.tokenizer, "settle.%d" % self.seed, number, rows, length)[0])
             real = (ids != self.tokenizer.pad).view(-1)
             _, seen = self.model(

@@ -27,27 +27,6 @@ class RecordFollowerTest : public SessionCallsTest {
     std::string said = Drain();
     return said.substr(said.find("usage"));
   }
-  std::string Wait(absl::Duration time) {
-    Pass(time, {kDecode});
-    return Drain();
-  }
-  // The record of the only suspension that was sent since.
-  mesh::SessionRecord Sent() {
-    mesh::SessionRecord record;
-    for (const RouterAction& action : core->TakeActions()) {
-      const auto* sent = std::get_if<SendToWorker>(&action);
-      if (sent != nullptr && sent->message.session().has_suspend()) {
-        record = sent->message.session().suspend().record();
-      }
-    }
-    return record;
-  }
-  mesh::SessionRecord Old(const std::string& session) {
-    mesh::SessionRecord record = Record(session, 300, 256);
-    record.set_key(std::string(16, 'k'));
-    record.set_suspended_unix_ns(static_cast<uint64_t>(absl::ToUnixNanos(now + absl::Hours(1))));
-    return record;
-  }
   const SessionCounters& counts() const { return core->counters().sessions; }
 };
 

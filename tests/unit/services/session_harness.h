@@ -122,6 +122,28 @@ class SessionCallsTest : public RouterCoreTest {
   std::string ReplyRecord(LinkId link, uint64_t call, const mesh::SessionRecord& record) {
     return Reply(link, call, {}, [&](auto* reply) { *reply->mutable_record() = record; });
   }
+  // A record that a store has from before, later than any clock here.
+  mesh::SessionRecord Old(const std::string& session) const {
+    mesh::SessionRecord record = Record(session, 300, 256);
+    record.set_key(std::string(16, 'k'));
+    record.set_suspended_unix_ns(static_cast<uint64_t>(absl::ToUnixNanos(now + absl::Hours(1))));
+    return record;
+  }
+  // The record of the only suspension that was sent since.
+  mesh::SessionRecord Sent() {
+    mesh::SessionRecord record;
+    for (const RouterAction& action : core->TakeActions()) {
+      const auto* sent = std::get_if<SendToWorker>(&action);
+      if (sent != nullptr && sent->message.session().has_suspend()) {
+        record = sent->message.session().suspend().record();
+      }
+    }
+    return record;
+  }
+  std::string Wait(absl::Duration time, std::vector<LinkId> alive = {kDecode}) {
+    Pass(time, std::move(alive));
+    return Drain();
+  }
   uint64_t Refused(SessionRefusal why) const {
     return core->counters().sessions.refused[static_cast<size_t>(why)];
   }

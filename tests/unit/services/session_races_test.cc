@@ -43,32 +43,12 @@ class SessionRacesTest : public SessionCallsTest {
                       now);
     return Drain();
   }
-  std::string Wait(absl::Duration time, std::vector<LinkId> alive = {kDecode}) {
-    Pass(time, std::move(alive));
-    return Drain();
-  }
-  // The only record that was sent since.
-  mesh::SessionRecord Sent() {
-    mesh::SessionRecord record;
-    for (const RouterAction& action : core->TakeActions()) {
-      const auto* sent = std::get_if<SendToWorker>(&action);
-      if (sent == nullptr || !sent->message.session().has_suspend()) continue;
-      record = sent->message.session().suspend().record();
-    }
-    return record;
-  }
   void Answer(uint64_t call, const absl::Status& status, uint64_t position = 0) {
     mesh::WorkerMessage m;
     m.mutable_session()->set_call(call);
     m.mutable_session()->set_code(static_cast<int>(status.code()));
     m.mutable_session()->set_position(position);
     Send(kDecode, m);
-  }
-  mesh::SessionRecord Old(const std::string& session) {
-    mesh::SessionRecord record = Record(session, 300, 256);
-    record.set_key(std::string(16, 'k'));
-    record.set_suspended_unix_ns(static_cast<uint64_t>(absl::ToUnixNanos(now + absl::Hours(1))));
-    return record;
   }
 };
 

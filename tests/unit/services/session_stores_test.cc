@@ -193,18 +193,11 @@ TEST_F(SessionCallsTest, AnOlderRecordThanTheOneSuspendedIsRefused) {
   // Begun anew it is later than both, wherever they are.
   core->OnLinkClosed(kDecode2, absl::UnavailableError("reset"), now);
   Turn("s", 20, {1});
-  uint64_t stamp = 0;
   EXPECT_EQ(core->gauges().sessions_unsettled, 1);  // a record is written
   Reply(kDecode, 6);
   EXPECT_EQ(core->gauges().sessions_unsettled, 0);
   core->CallSession({.id = "c", .kind = Kind::kSuspend, .session = Id("s"), .name = "s"}, now);
-  for (const RouterAction& action : core->TakeActions()) {
-    const auto* sent = std::get_if<SendToWorker>(&action);
-    if (sent != nullptr && sent->message.session().has_suspend()) {
-      stamp = sent->message.session().suspend().record().suspended_unix_ns();
-    }
-  }
-  EXPECT_GT(stamp, static_cast<uint64_t>(absl::ToUnixNanos(now)));
+  EXPECT_GT(Sent().suspended_unix_ns(), static_cast<uint64_t>(absl::ToUnixNanos(now)));
 }
 
 TEST(RecordStampsTest, TheLeastRecentlyNotedGoFirst) {
