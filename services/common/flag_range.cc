@@ -28,9 +28,8 @@ CLI::Validator WholeIn(int64_t low, int64_t high, std::string unit) {
     if (CLI::detail::lexical_cast(text, value) && value >= low && value <= high) return "";
     double number = 0;
     const bool far = CLI::detail::lexical_cast(text, number) && (number < low || number > high);
-    return absl::StrFormat("\"%s\" %s; use %s to %s %s", text,
-                           far ? "is out of range" : "is no whole number", Grouped(low),
-                           Grouped(high), unit);
+    return absl::StrFormat("\"%s\" %s; %s", text, far ? "is out of range" : "is no whole number",
+                           WholeRange(low, high, unit));
   };
   return CLI::Validator(check, absl::StrFormat("%s to %s", Grouped(low), Grouped(high)));
 }

@@ -51,4 +51,14 @@ absl::Status CheckNumber(const NumberRange& range, double value) {
   return InvalidArgument("%s: %s %s", range.name, ReadableNumber(value), problem);
 }
 
+std::string WholeRange(int64_t low, int64_t high, const std::string& unit) {
+  return absl::StrFormat("use %s to %s %s", Grouped(low), Grouped(high), unit);
+}
+
+absl::Status CheckWhole(const char* name, int64_t value, int64_t low, int64_t high,
+                        const char* unit) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return InvalidArgument("%s: %d is out of range; %s", name, value, WholeRange(low, high, unit));
+}
+
 }  // namespace deltamesh

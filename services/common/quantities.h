@@ -25,7 +25,12 @@ struct NumberRange {
 };
 // INVALID_ARGUMENT with name, value and range for all else, NaN and infinity among it.
 absl::Status CheckNumber(const NumberRange& range, double value);
-// The same without the name: "is out of range; use 0 to 9 GB", or empty.
+// The same for a whole number.
+absl::Status CheckWhole(const char* name, int64_t value, int64_t low, int64_t high,
+                        const char* unit);
+// CheckNumber's words without the name: "is out of range; use 0 to 9 GB", or empty.
 std::string OutsideOf(double low, double high, const std::string& unit, double value);
+// The end of CheckWhole's: "use 1 to 1,000 tokens".
+std::string WholeRange(int64_t low, int64_t high, const std::string& unit);
 
 }  // namespace deltamesh

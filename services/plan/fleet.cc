@@ -11,11 +11,6 @@ namespace {
 
 constexpr double kWorkersMax = 1e9;  // of a role; beyond it the question was a slip
 
-absl::Status CheckTokens(const char* name, int64_t tokens, int64_t most) {
-  if (tokens >= 1 && tokens <= most) return absl::OkStatus();
-  return InvalidArgument("%s: %d is out of range; use 1 to %s tokens", name, tokens, Grouped(most));
-}
-
 absl::Status CheckCount(const char* role, const Needed& needed) {
   const Limit& most = needed.largest();
   if (most.workers <= kWorkersMax) return absl::OkStatus();
@@ -75,20 +70,16 @@ absl::Status CheckMachine(const WorkerMachine& m) {
   RETURN_IF_ERROR(CheckNumber(kLinkRange, m.link_bytes_per_second / 1e9));
   RETURN_IF_ERROR(CheckNumber(kExpertFlopsRange, m.expert_flops_per_second / 1e12));
   RETURN_IF_ERROR(CheckNumber(kExpertReadRange, m.expert_read_bytes_per_second / 1e9));
-  if (m.expert_shards < 0 || m.expert_shards > kPlanShardsMax) {
-    return InvalidArgument("expert-shards: %d is out of range; use 0 to %s shards", m.expert_shards,
-                           Grouped(kPlanShardsMax));
-  }
-  return absl::OkStatus();
+  return CheckWhole("expert-shards", m.expert_shards, 0, kPlanShardsMax, "shards");
 }
 
 absl::Status CheckTraffic(const PlannedTraffic& t, const RouterCost& r) {
   RETURN_IF_ERROR(CheckNumber(kRequestsRange, t.requests_per_second));
   if (t.requests_per_second == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckTokens("input-tokens", t.input_tokens, kPlanTokensMax));
-  RETURN_IF_ERROR(CheckTokens("output-tokens", t.output_tokens, kPlanTokensMax));
-  RETURN_IF_ERROR(CheckTokens("uncached-tokens", t.uncached_tokens, t.input_tokens));
-  RETURN_IF_ERROR(CheckTokens("step-tokens", t.step_tokens, kPlanTokensMax));
+  RETURN_IF_ERROR(CheckWhole("input-tokens", t.input_tokens, 1, kPlanTokensMax, "tokens"));
+  RETURN_IF_ERROR(CheckWhole("output-tokens", t.output_tokens, 1, kPlanTokensMax, "tokens"));
+  RETURN_IF_ERROR(CheckWhole("uncached-tokens", t.uncached_tokens, 1, t.input_tokens, "tokens"));
+  RETURN_IF_ERROR(CheckWhole("step-tokens", t.step_tokens, 1, kPlanTokensMax, "tokens"));
   for (const auto& [range, rate] : {std::pair(kPrefillRange, t.prefill_tokens_per_second),
                                     std::pair(kDecodeRange, t.decode_tokens_per_second),
                                     std::pair(kStreamRange, t.stream_tokens_per_second)}) {
@@ -101,11 +92,7 @@ absl::Status CheckTraffic(const PlannedTraffic& t, const RouterCost& r) {
   RETURN_IF_ERROR(CheckNumber(kRouterRequestRange, r.request_seconds * 1e3));
   RETURN_IF_ERROR(CheckNumber(kRouterPromptRange, r.prompt_token_seconds * 1e6));
   RETURN_IF_ERROR(CheckNumber(kRouterAnswerRange, r.answer_token_seconds * 1e6));
-  if (r.live_requests < 1 || r.live_requests > kRouterLiveMax) {
-    return InvalidArgument("router-live-requests: %d is out of range; use 1 to %s requests",
-                           r.live_requests, Grouped(kRouterLiveMax));
-  }
-  return absl::OkStatus();
+  return CheckWhole("router-live-requests", r.live_requests, 1, kRouterLiveMax, "requests");
 }
 
 absl::StatusOr<Fleet> PlanFleet(const ModelShape& shape, const SequenceSizes& sizes,

@@ -15,13 +15,6 @@ int64_t Whole(double bytes) { return std::llround(bytes); }
 
 constexpr double kBytesMax = 9e18;  // below 2^63: bytes are told as whole numbers
 
-absl::Status CheckWhole(const char* name, int64_t value, int64_t least, int64_t most,
-                        const char* unit) {
-  if (value >= least && value <= most) return absl::OkStatus();
-  return InvalidArgument("%s: %d is out of range; use %d to %s %s", name, value, least,
-                         Grouped(most), unit);
-}
-
 absl::Status Check(const PlanQuestions& q) {
   for (const int64_t tokens : q.lengths) {
     RETURN_IF_ERROR(CheckWhole("lengths", tokens, 1, kPlanTokensMax, "tokens"));

@@ -22,19 +22,13 @@ using nlohmann::ordered_json;
 
 constexpr double kBytesMax = 1e18;  // stands for no bound; every sum of sizes stays below 2^63
 
-absl::Status CheckWhole(const char* name, int64_t value, int64_t most, const char* unit) {
-  if (value >= 1 && value <= most) return absl::OkStatus();
-  return InvalidArgument("%s: %d is out of range; use 1 to %s %s", name, value, Grouped(most),
-                         unit);
-}
-
 }  // namespace
 
 absl::Status CheckSimulation(const SimulationOptions& o) {
-  RETURN_IF_ERROR(CheckWhole("sessions", o.sessions, kSessionsMax, "sessions"));
-  RETURN_IF_ERROR(CheckWhole("chats", o.chats, kSessionsMax, "chats"));
-  RETURN_IF_ERROR(CheckWhole("requests", o.requests, kDocumentRequestsMax, "requests"));
-  RETURN_IF_ERROR(CheckWhole("sequences", o.slabs, kSequencesMax, "sequences"));
+  RETURN_IF_ERROR(CheckWhole("sessions", o.sessions, 1, kSessionsMax, "sessions"));
+  RETURN_IF_ERROR(CheckWhole("chats", o.chats, 1, kSessionsMax, "chats"));
+  RETURN_IF_ERROR(CheckWhole("requests", o.requests, 1, kDocumentRequestsMax, "requests"));
+  RETURN_IF_ERROR(CheckWhole("sequences", o.slabs, 1, kSequencesMax, "sequences"));
   RETURN_IF_ERROR(CheckNumber(kHoursRange, o.hours));
   RETURN_IF_ERROR(CheckNumber(kPromptRateRange, o.rates.prompt_tokens_per_second));
   RETURN_IF_ERROR(CheckNumber(kStepRange, o.rates.step_seconds * 1e3));
