@@ -28,7 +28,7 @@ double StepsPerSecond(double sequences, const PlannedTraffic& t) {
 double FlopsOfWorker(const ModelShape& shape, const WorkerMachine& machine,
                      const PlannedTraffic& t) {
   if (machine.expert_flops_per_second > 0) return machine.expert_flops_per_second;
-  const double dense = 2 * static_cast<double>(shape.dense_parameters);
+  const double dense = 2 * static_cast<double>(shape.dense_parameters - shape.head_parameters);
   return t.prefill_tokens_per_second * (dense + ExpertFlopsPerToken(shape));
 }
 
@@ -36,7 +36,7 @@ double ReadsOfWorker(const ModelShape& shape, const WorkerMachine& machine,
                      const PlannedTraffic& t) {
   if (machine.expert_read_bytes_per_second > 0) return machine.expert_read_bytes_per_second;
   const double together = t.decode_tokens_per_second / t.stream_tokens_per_second;
-  const double dense = static_cast<double>(shape.total_weight_bytes() - shape.expert_bytes);
+  const auto dense = static_cast<double>(shape.dense_bytes);
   return StepsPerSecond(together, t) * (dense + ExpertBytesOfStep(shape, together));
 }
 

@@ -41,6 +41,7 @@ ModelShape ShapeOf(const ModelConfig& c, const StorageForms& forms, bool fp8) {
   shape.experts = c.experts;
   shape.top_k = c.top_k;
   shape.expert_width = c.expert_width();
+  shape.head_parameters = c.vocab * c.hidden;
   for (const ExpectedTensor& tensor : TensorPlan(c, forms)) {
     shape.parameters += tensor.parameters;
     int64_t bytes = tensor.bytes();
@@ -56,6 +57,7 @@ ModelShape ShapeOf(const ModelConfig& c, const StorageForms& forms, bool fp8) {
       shape.expert_parameters += tensor.parameters;
     } else if (c.tied_embeddings || tensor.name.find("embed_tokens") == std::string::npos) {
       shape.dense_parameters += tensor.parameters;
+      shape.dense_bytes += bytes;
     }
   }
   return shape;

@@ -22,7 +22,11 @@ struct ModelShape {
   std::map<std::string, int64_t> weight_bytes;  // as stored, by element type
   int64_t expert_bytes = 0;                     // of them, routed experts: what expert shards hold
   int64_t expert_parameters = 0;                // of routed experts
-  int64_t dense_parameters = 0;                 // that every token is multiplied with
+  // All but routed experts and an embedding table that is only looked up: what a decode step reads and
+  // multiplies its tokens with.
+  int64_t dense_parameters = 0;
+  int64_t dense_bytes = 0;
+  int64_t head_parameters = 0;  // of the dense ones, those that give logits: few tokens of a prompt
   int64_t moe_layers = 0;
   int64_t experts = 0;       // per MoE layer
   int64_t top_k = 0;         // of them, for a token

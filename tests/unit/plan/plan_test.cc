@@ -275,10 +275,53 @@ TEST(Experts, GrowWithTheTraffic) {
   EXPECT_GT(many.experts.copies, 1);
   EXPECT_EQ(many.experts.copies, (many.expert.count() + 895) / 896);
   // Without figures of their own, expert workers are what reaches these rates with all weights.
-  const double per_token = 2 * static_cast<double>(s.shape.dense_parameters);
+  const double per_token =
+      2 * (static_cast<double>(s.shape.dense_parameters) - 163840.0 * 7168);  // without the head
   EXPECT_EQ(many.experts.flops_per_second, 10000 * (per_token + many.experts.flops_per_token));
   EXPECT_GT(s.shape.dense_parameters, 50'000'000'000);
   EXPECT_LT(s.shape.dense_parameters + s.shape.expert_parameters, s.shape.parameters);
+}
+
+// Kimi-Linear from its config: 20 KDA and 7 MLA layers, one dense and 26 MoE.
+TEST(Experts, WorkersRatesFollowFromTheConfigByHand) {
+  Shards s;
+  s.shape = Shape("kimi_linear_48b.json");
+  s.sizes = SizesOf(s.shape, {});
+  s.machine.expert_flops_per_second = s.machine.expert_read_bytes_per_second = 0;
+  s.traffic.decode_tokens_per_second = 50;  // one sequence a step, 50 steps a second
+  const Fleet fleet = s.Plan();
+  // q, k, v 28,311,552, their filters 49,152, A_log and dt_bias 4,128, decay and gate 819,200 each, beta
+  // 73,728, norm 128, output 9,437,184.
+  constexpr double kKda = 39514272;
+  // q 14,155,776, latents 1,327,104, norm 512, keys and values 4,194,304, output 9,437,184.
+  constexpr double kMla = 29114880;
+  // 55 norms of 2,304, a GLU of 9,216, and 26 routers of 590,080 with a shared expert of 7,077,888.
+  constexpr double kRest = 126720 + 63700992 + 26 * (590080 + 7077888);
+  constexpr double kHead = 377487360, kExpert = 7077888;
+  constexpr double kDense = 20 * kKda + 7 * kMla + kRest;
+  static_assert(kDense == 1257284480);
+  // A token of a prompt goes to 8 experts of each of 26 layers and needs no logits. With the head its
+  // parameters are 3.1e9, the A3B of the model's name.
+  EXPECT_EQ(fleet.experts.flops_per_second, 10000 * 2 * (kDense + 26 * 8 * kExpert));
+  // A step of decoding reads them and the head, two bytes each and four of A_log and dt_bias, and looks up a
+  // row of the embedding table.
+  EXPECT_EQ(fleet.experts.reads_per_second,
+            50 * (2 * (kDense + kHead) + 2 * 20 * 4128 + 2 * 26 * 8 * kExpert));
+  EXPECT_EQ(fleet.experts.reads_per_second, 310705510400);
+}
+
+TEST(Weights, ATiedEmbeddingTableIsTheHead) {
+  std::ifstream file(kConfigs + "kimi_linear_48b.json");
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::string untied = "\"tie_word_embeddings\": false";
+  ASSERT_THAT(text, HasSubstr(untied));
+  const auto own = ParseModelShape(text, "own");
+  text.replace(text.find(untied), untied.size(), "\"tie_word_embeddings\": true");
+  const auto tied = ParseModelShape(text, "tied");
+  ASSERT_TRUE(own.ok() && tied.ok()) << own.status() << tied.status();
+  EXPECT_EQ(tied->dense_bytes, own->dense_bytes);
+  EXPECT_EQ(own->total_weight_bytes() - own->expert_bytes - own->dense_bytes, 163840 * 2304 * 2);
+  EXPECT_EQ(tied->total_weight_bytes() - tied->expert_bytes, tied->dense_bytes);
 }
 
 TEST(Experts, OfChosenOnesEveryStepReadsTheUnion) {
