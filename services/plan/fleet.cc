@@ -21,6 +21,27 @@ absl::Status CheckCount(const char* role, const Needed& needed) {
       most.workers, role, most.name, ReadableNumber(kWorkersMax));
 }
 
+absl::Status CheckTraffic(const PlannedTraffic& t, const RouterCost& r) {
+  RETURN_IF_ERROR(CheckNumber(kRequestsRange, t.requests_per_second));
+  RETURN_IF_ERROR(CheckWhole("input-tokens", t.input_tokens, 1, kPlanTokensMax, "tokens"));
+  RETURN_IF_ERROR(CheckWhole("output-tokens", t.output_tokens, 1, kPlanTokensMax, "tokens"));
+  RETURN_IF_ERROR(CheckWhole("uncached-tokens", t.uncached_tokens, 1, t.input_tokens, "tokens"));
+  RETURN_IF_ERROR(CheckWhole("step-tokens", t.step_tokens, 1, kPlanTokensMax, "tokens"));
+  for (const auto& [range, rate] : {std::pair(kPrefillRange, t.prefill_tokens_per_second),
+                                    std::pair(kDecodeRange, t.decode_tokens_per_second),
+                                    std::pair(kStreamRange, t.stream_tokens_per_second)}) {
+    if (rate == 0) {
+      return InvalidArgument("%s: is missing; `deltamesh bench` measures it", range.name);
+    }
+    RETURN_IF_ERROR(CheckNumber(range, rate));
+  }
+  RETURN_IF_ERROR(CheckNumber(kUtilisationRange, t.utilisation));
+  RETURN_IF_ERROR(CheckNumber(kRouterRequestRange, r.request_seconds * 1e3));
+  RETURN_IF_ERROR(CheckNumber(kRouterPromptRange, r.prompt_token_seconds * 1e6));
+  RETURN_IF_ERROR(CheckNumber(kRouterAnswerRange, r.answer_token_seconds * 1e6));
+  return CheckWhole("router-live-requests", r.live_requests, 1, kRouterLiveMax, "requests");
+}
+
 Needed Routers(const PlannedTraffic& t, const RouterCost& cost, double in_mesh, double cpu) {
   Needed needed;
   needed.limits = {{"compute", t.requests_per_second * cpu / t.utilisation},
@@ -73,33 +94,14 @@ absl::Status CheckMachine(const WorkerMachine& m) {
   return CheckWhole("expert-shards", m.expert_shards, 0, kPlanShardsMax, "shards");
 }
 
-absl::Status CheckTraffic(const PlannedTraffic& t, const RouterCost& r) {
-  RETURN_IF_ERROR(CheckNumber(kRequestsRange, t.requests_per_second));
-  if (t.requests_per_second == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckWhole("input-tokens", t.input_tokens, 1, kPlanTokensMax, "tokens"));
-  RETURN_IF_ERROR(CheckWhole("output-tokens", t.output_tokens, 1, kPlanTokensMax, "tokens"));
-  RETURN_IF_ERROR(CheckWhole("uncached-tokens", t.uncached_tokens, 1, t.input_tokens, "tokens"));
-  RETURN_IF_ERROR(CheckWhole("step-tokens", t.step_tokens, 1, kPlanTokensMax, "tokens"));
-  for (const auto& [range, rate] : {std::pair(kPrefillRange, t.prefill_tokens_per_second),
-                                    std::pair(kDecodeRange, t.decode_tokens_per_second),
-                                    std::pair(kStreamRange, t.stream_tokens_per_second)}) {
-    if (rate == 0) {
-      return InvalidArgument("%s: is missing; `deltamesh bench` measures it", range.name);
-    }
-    RETURN_IF_ERROR(CheckNumber(range, rate));
-  }
-  RETURN_IF_ERROR(CheckNumber(kUtilisationRange, t.utilisation));
-  RETURN_IF_ERROR(CheckNumber(kRouterRequestRange, r.request_seconds * 1e3));
-  RETURN_IF_ERROR(CheckNumber(kRouterPromptRange, r.prompt_token_seconds * 1e6));
-  RETURN_IF_ERROR(CheckNumber(kRouterAnswerRange, r.answer_token_seconds * 1e6));
-  return CheckWhole("router-live-requests", r.live_requests, 1, kRouterLiveMax, "requests");
-}
-
 absl::StatusOr<Fleet> PlanFleet(const ModelShape& shape, const SequenceSizes& sizes,
                                 const WorkerMachine& machine, const PlannedTraffic& t,
                                 const RouterCost& router) {
   RETURN_IF_ERROR(CheckMachine(machine));
   RETURN_IF_ERROR(CheckTraffic(t, router));
+  if (machine.memory_bytes == 0) {
+    return InvalidArgument("memory: is missing; workers for a traffic depend on it");
+  }
   const int64_t longest = t.input_tokens + t.output_tokens;
   const auto sessions = static_cast<double>(SessionsPerWorker(shape, sizes, machine, longest));
   if (sessions == 0) {

@@ -107,10 +107,10 @@ int64_t SessionsPerWorker(const ModelShape& shape, const SequenceSizes& sizes,
 double HandoffSeconds(const SequenceSizes& sizes, const WorkerMachine& machine,
                       int64_t missing_tokens);
 
-// Numbers outside their ranges; `traffic` is looked at when requests are asked for.
+// Numbers outside their ranges.
 absl::Status CheckMachine(const WorkerMachine& machine);
-absl::Status CheckTraffic(const PlannedTraffic& traffic, const RouterCost& router);
 
+// INVALID_ARGUMENT for numbers of all three outside their ranges.
 absl::StatusOr<Fleet> PlanFleet(const ModelShape& shape, const SequenceSizes& sizes,
                                 const WorkerMachine& machine, const PlannedTraffic& traffic,
                                 const RouterCost& router);

@@ -1,6 +1,7 @@
 #include "services/plan/plan_report.h"
 
 #include <cmath>
+#include <optional>
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/status.h"
@@ -23,13 +24,18 @@ absl::Status Check(const PlanQuestions& q) {
   RETURN_IF_ERROR(CheckWhole("compare-tokens", v.tokens, 1, kPlanTokensMax, "tokens"));
   RETURN_IF_ERROR(CheckWhole("window", v.window, 1, kPlanTokensMax, "tokens"));
   RETURN_IF_ERROR(CheckWhole("kv-heads", v.groups, 1, kKvHeadsMax, "heads"));
-  RETURN_IF_ERROR(CheckWhole("append-tokens", q.append_tokens, 0, kPlanTokensMax, "tokens"));
-  RETURN_IF_ERROR(CheckMachine(q.machine));
-  RETURN_IF_ERROR(CheckTraffic(q.traffic, q.router));
-  if (q.traffic.requests_per_second > 0 && q.machine.memory_bytes == 0) {
-    return InvalidArgument("memory: is missing; workers for a traffic depend on it");
+  return CheckWhole("append-tokens", q.append_tokens, 0, kPlanTokensMax, "tokens");
+}
+
+// None when no requests are asked for; either way the machine is checked.
+absl::StatusOr<std::optional<Fleet>> FleetOf(const ModelShape& shape, const SequenceSizes& sizes,
+                                             const PlanQuestions& q) {
+  if (q.traffic.requests_per_second == 0) {
+    RETURN_IF_ERROR(CheckMachine(q.machine));
+    return std::nullopt;
   }
-  return absl::OkStatus();
+  ASSIGN_OR_RETURN(Fleet fleet, PlanFleet(shape, sizes, q.machine, q.traffic, q.router));
+  return fleet;
 }
 
 absl::Status CheckBytes(const char* name, int64_t tokens, double bytes) {
@@ -199,6 +205,7 @@ void PrintFleet(const ordered_json& fleet, std::ostream& out) {
 absl::StatusOr<ordered_json> PlanDocument(const ModelShape& shape, const PlanQuestions& q) {
   RETURN_IF_ERROR(Check(q));
   const SequenceSizes sizes = SizesOf(shape, q.widths);
+  ASSIGN_OR_RETURN(const std::optional<Fleet> fleet, FleetOf(shape, sizes, q));
   ordered_json document = {{"model", ModelPart(shape)}, {"sequence", SequencePart(sizes)}};
   ordered_json lengths = ordered_json::array();
   for (const int64_t tokens : q.lengths) {
@@ -226,10 +233,7 @@ absl::StatusOr<ordered_json> PlanDocument(const ModelShape& shape, const PlanQue
                           {"link_bytes_per_second", q.machine.link_bytes_per_second},
                           {"expert_shards", q.machine.expert_shards}};
   }
-  if (q.traffic.requests_per_second > 0) {
-    ASSIGN_OR_RETURN(const Fleet fleet, PlanFleet(shape, sizes, q.machine, q.traffic, q.router));
-    document["fleet"] = FleetPart(fleet);
-  }
+  if (fleet) document["fleet"] = FleetPart(*fleet);
   return document;
 }
 

@@ -388,6 +388,11 @@ TEST(Fleet, SaysWhenATrafficIsBeyondCounting) {
       EXPECT_THAT(message, HasSubstr("; use ")) << odd;
     }
   };
+  const auto machine_alone = [](auto& q, double v) {
+    q.traffic.requests_per_second = 0;
+    q.machine.memory_bytes = v;
+  };
+  refuses("memory", machine_alone);
   refuses("memory", [](auto& q, double v) { q.machine.memory_bytes = v; });
   refuses("link", [](auto& q, double v) { q.machine.link_bytes_per_second = v; });
   refuses("expert-tflops", [](auto& q, double v) { q.machine.expert_flops_per_second = v; });
