@@ -1,6 +1,7 @@
 // What the routed experts of a traffic cost: multiplications, weights read, rows over links.
 //
-// A token's row goes to its experts of every MoE layer and comes back once for each (runtime/expert). A step
+// In every MoE layer a token's row goes once to each shard that hosts one of its experts, and one row comes
+// back for each of its experts (runtime/expert): rows that come back decide about links. A step
 // of an attention worker is one call to each shard and layer, and a shard computes calls one by one, so each
 // step reads the weights of all experts that its tokens chose.
 #pragma once
@@ -10,7 +11,8 @@
 namespace deltamesh {
 
 double ExpertFlopsPerToken(const ModelShape& shape);
-// Float rows of the width in which experts live, one for each expert.
+// Float rows that come back for a token, one for each of its experts, of the width in which experts live;
+// fewer go out.
 double ExpertRowBytesPerToken(const ModelShape& shape);
 // Weights of the experts that `tokens` tokens choose in all layers, each as if by chance.
 double ExpertBytesOfStep(const ModelShape& shape, double tokens);

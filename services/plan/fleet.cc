@@ -117,7 +117,8 @@ absl::StatusOr<Fleet> PlanFleet(const ModelShape& shape, const SequenceSizes& si
   // Little's law: those in the house are the arrivals times the stay.
   fleet.resident_sequences = generated / t.stream_tokens_per_second;
   const double waiting = computed / t.prefill_tokens_per_second;  // prompts in work, the same way
-  // A hand-off passes one link of either role; rows of experts go out and come back.
+  // A hand-off passes one link of either role; rows of experts come back over it, and fewer
+  // go out.
   const double moved = rate * (sizes.snapshot() + sizes.latents(t.uncached_tokens));
   const double rows = machine.expert_shards > 0 ? ExpertRowBytesPerToken(shape) : 0;
   const double link = machine.link_bytes_per_second * busy;
@@ -138,7 +139,6 @@ absl::StatusOr<Fleet> PlanFleet(const ModelShape& shape, const SequenceSizes& si
   if (machine.expert_shards > 0) {
     RETURN_IF_ERROR(PlanExperts(shape, machine, t, &fleet));
     RETURN_IF_ERROR(CheckCount("expert", fleet.expert));
-    fleet.experts.copies = (fleet.expert.count() + shape.experts - 1) / shape.experts;
   }
   return fleet;
 }

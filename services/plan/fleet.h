@@ -83,11 +83,10 @@ struct Needed {
 // What routed experts cost and what an expert worker is taken to do.
 struct ExpertLoad {
   double flops_per_token = 0;
-  double row_bytes_per_token = 0;  // over a link, each way
+  double row_bytes_per_token = 0;  // of rows that come back for a token; fewer go out
   double read_bytes_per_second = 0;
   double flops_per_second = 0;  // of a worker, and:
   double reads_per_second = 0;
-  int64_t copies = 1;  // of each expert: more workers than ids of experts hold some twice
 };
 
 struct Fleet {

@@ -86,10 +86,12 @@ ordered_json NeededPart(const Needed& needed) {
   return part;
 }
 
-ordered_json ExpertPart(const Fleet& fleet) {
+ordered_json ExpertPart(const ModelShape& shape, const Fleet& fleet) {
   ordered_json part = NeededPart(fleet.expert);
   const ExpertLoad& e = fleet.experts;
-  part.update({{"copies", e.copies},
+  // More workers than ids of experts hold some of them twice.
+  const int64_t copies = (fleet.expert.count() + shape.experts - 1) / shape.experts;
+  part.update({{"copies", copies},
                {"flops_per_token", e.flops_per_token},
                {"row_bytes_per_token", Whole(e.row_bytes_per_token)},
                {"read_bytes_per_second", e.read_bytes_per_second},
@@ -98,11 +100,11 @@ ordered_json ExpertPart(const Fleet& fleet) {
   return part;
 }
 
-ordered_json FleetPart(const Fleet& fleet) {
+ordered_json FleetPart(const ModelShape& shape, const Fleet& fleet) {
   ordered_json part = {{"resident_sequences", fleet.resident_sequences},
                        {"prefill", NeededPart(fleet.prefill)},
                        {"decode", NeededPart(fleet.decode)}};
-  if (!fleet.expert.limits.empty()) part["expert"] = ExpertPart(fleet);
+  if (!fleet.expert.limits.empty()) part["expert"] = ExpertPart(shape, fleet);
   part["router"] = NeededPart(fleet.router);
   part["router"]["cpu_seconds_per_request"] = fleet.router_cpu_per_request;
   return part;
@@ -182,8 +184,9 @@ void PrintFleet(const ordered_json& fleet, std::ostream& out) {
     PrintNeeded("expert", *expert, out);
     const auto rate = [&](const char* key) { return (*expert)[key].get<double>(); };
     out << absl::StrFormat(
-        "%24s a token: %.3g GFLOP, %s of rows each way; %s of weights read a second\n", "",
-        rate("flops_per_token") / 1e9, DecimalBytes(rate("row_bytes_per_token")),
+        "%24s a token: %.3g GFLOP, %s of rows that come back for a token, fewer go out; %s of "
+        "weights read a second\n",
+        "", rate("flops_per_token") / 1e9, DecimalBytes(rate("row_bytes_per_token")),
         DecimalBytes(rate("read_bytes_per_second")));
     out << absl::StrFormat("%24s a worker: %.3g TFLOP and %s a second\n", "",
                            rate("worker_flops_per_second") / 1e12,
@@ -233,7 +236,7 @@ absl::StatusOr<ordered_json> PlanDocument(const ModelShape& shape, const PlanQue
                           {"link_bytes_per_second", q.machine.link_bytes_per_second},
                           {"expert_shards", q.machine.expert_shards}};
   }
-  if (fleet) document["fleet"] = FleetPart(*fleet);
+  if (fleet) document["fleet"] = FleetPart(shape, *fleet);
   return document;
 }
 
