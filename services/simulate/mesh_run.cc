@@ -251,7 +251,6 @@ class MeshRun {
         tree.stats().snapshots - std::exchange(snapshots_[w], tree.stats().snapshots);
     bytes_total_ += tree.bytes() - std::exchange(bytes_[w], tree.bytes());
     result_.snapshots_peak = std::max(result_.snapshots_peak, snapshots_total_);
-    result_.snapshot_bytes_peak = result_.snapshots_peak * options_.cache.snapshot;
     result_.cache_bytes_peak = std::max(result_.cache_bytes_peak, bytes_total_);
   }
 
@@ -322,6 +321,7 @@ class MeshRun {
   }
 
   MeshRunResult Summary() {
+    result_.snapshot_bytes_peak = result_.snapshots_peak * options_.cache.snapshot;
     const RouterCounters& counters = router_.counters();
     result_.placed_prefill = static_cast<int64_t>(counters.placed_prefill);
     result_.placed_append = static_cast<int64_t>(counters.placed_append);
