@@ -71,25 +71,19 @@ std::vector<Case> Cases(uint64_t seed, double scale, double workers) {
   return cases;
 }
 
-// Null without any.
-ordered_json Mean(const Latency& l) {
-  return l.count() > 0 ? ordered_json(l.mean()) : ordered_json();
-}
-ordered_json P90(const Latency& l) {
-  return l.count() > 0 ? ordered_json(l.Percentile(0.9)) : ordered_json();
-}
-
 ordered_json RowOf(Disaggregation way, const MeshRunResult& r) {
+  const ordered_json first = LatencyJson(r.first_token), completion = LatencyJson(r.completion);
+  const ordered_json gap = LatencyJson(r.token_gap);
   return {{"disaggregation", DisaggregationName(way)},
           {"requests", r.requests},
           {"failed", r.failed},
           {"failures", FailuresJson(r.failures)},
-          {"ttft_mean", Mean(r.first_token)},
-          {"ttft_p90", P90(r.first_token)},
-          {"completion_mean", Mean(r.completion)},
-          {"completion_p90", P90(r.completion)},
-          {"token_gap_mean", Mean(r.token_gap)},
-          {"token_gap_p90", P90(r.token_gap)},
+          {"ttft_mean", first["mean"]},
+          {"ttft_p90", first["p90"]},
+          {"completion_mean", completion["mean"]},
+          {"completion_p90", completion["p90"]},
+          {"token_gap_mean", gap["mean"]},
+          {"token_gap_p90", gap["p90"]},
           {"handoffs", r.handoffs},
           {"fetches", r.fetches},
           {"moved_bytes", r.moved_bytes},
