@@ -42,7 +42,8 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
       ->delimiter(',')
       ->required();
   app->add_option("--name", f->name,
-                  "unique in the mesh, stable over restarts (default: role-host-pid)");
+                  "unique in the mesh, and with a store, where it must be given, the same after a "
+                  "restart (default: role-host-pid, another one after each)");
   app->add_option("--listen", f->listen, "gRPC address (health, reflection)")
       ->capture_default_str();
   app->add_option("--http", f->http, "HTTP address (/metrics, /healthz, /readyz)")

@@ -9,6 +9,7 @@ namespace deltamesh {
 absl::StatusOr<std::unique_ptr<AttentionProcess>> AttentionProcess::Start(
     const std::string& role, AttentionFlags flags, const SignalWaiter& signals) {
   std::unique_ptr<AttentionProcess> process(new AttentionProcess());
+  RETURN_IF_ERROR(CheckStoreName(flags));
   RETURN_IF_ERROR(FinishWorkerFlags(role, &flags.worker));
   RETURN_IF_ERROR(CheckStores(flags, ReadEnvironment));
   ASSIGN_OR_RETURN(auto transport, OpenUcx(flags.worker));

@@ -25,4 +25,16 @@ absl::Status CheckStores(const AttentionFlags& flags, const EnvironmentReader& e
   return StoreFolder::Open(flags.store_dir).status();
 }
 
+absl::Status CheckStoreName(const AttentionFlags& flags) {
+  if (!flags.worker.name.empty()) return absl::OkStatus();
+  const char* const store = !flags.store_dir.empty()  ? "--store-dir"
+                            : !flags.store_s3.empty() ? "--store-s3"
+                                                      : nullptr;
+  if (store == nullptr) return absl::OkStatus();
+  return InvalidArgument(
+      "--name: is missing; with %s routers wait for the worker under its name, so give it one that "
+      "stays the same when it is started again, such as --name=decode-0",
+      store);
+}
+
 }  // namespace deltamesh

@@ -14,6 +14,10 @@ namespace deltamesh {
 using EnvironmentReader = std::function<std::string(const char*)>;
 std::string ReadEnvironment(const char* name);
 
+// Of those with stores, whose sessions are waited for under their name. Before FinishWorkerFlags, which makes
+// up a name that no other process has.
+absl::Status CheckStoreName(const AttentionFlags& flags);
+
 // Of those with stores, after FinishWorkerFlags. Makes the store's folder when it is not there.
 absl::Status CheckStores(const AttentionFlags& flags, const EnvironmentReader& environment);
 

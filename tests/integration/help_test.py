@@ -77,8 +77,11 @@ class HelpTest(unittest.TestCase):
                 return done.stderr
             for role in ("decode", "prefill"):
                 worker = (role, "--router=127.0.0.1:1", "--local-experts")
-                self.assertIn("AWS_ACCESS_KEY_ID", failure(*worker, "--store-s3=http://127.0.0.1:1/b"))
-                self.assertIn("is not a folder", failure(*worker, f"--store-dir={plain}"))
+                self.assertIn("--name: is missing", failure(*worker, "--store-s3=http://127.0.0.1:1/b"))
+                self.assertIn("--name: is missing", failure(*worker, f"--store-dir={folder}"))
+                self.assertIn("AWS_ACCESS_KEY_ID",
+                              failure(*worker, "--name=w", "--store-s3=http://127.0.0.1:1/b"))
+                self.assertIn("is not a folder", failure(*worker, "--name=w", f"--store-dir={plain}"))
                 self.assertIn("--ports-file", failure(*worker, "--ports-file=nowhere/ports"))
             self.assertIn("--router", failure("expert", "--router=localhost"))
             said = failure("router", "--listen=127.0.0.1:0", "--http=127.0.0.1:0", "--live-requests=4",

@@ -63,6 +63,20 @@ TEST_F(EarlyChecksTest, StoresAreLookedAt) {
   EXPECT_THAT(Check(), HasSubstr("raise --cache-mib above 0"));
 }
 
+// The name made up for who has none is another one after a restart, and routers would wait for the old.
+TEST_F(EarlyChecksTest, WithAStoreTheNameMustBeGiven) {
+  EXPECT_TRUE(CheckStoreName(flags).ok());
+  for (std::string* store : {&flags.store_dir, &flags.store_s3}) {
+    *store = "somewhere";
+    const absl::Status status = CheckStoreName(flags);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("--name: is missing; with --store-"));
+    flags.worker.name = "decode-0";
+    EXPECT_TRUE(CheckStoreName(flags).ok());
+    flags.worker.name = *store = "";
+  }
+}
+
 TEST_F(EarlyChecksTest, SoIsWhatEveryWorkerHas) {
   for (const char* router : {"localhost", "localhost:0", "localhost:x", "a b:1", ""}) {
     flags.worker.routers = {"127.0.0.1:8081", router};
