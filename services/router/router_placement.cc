@@ -74,7 +74,9 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
     if (prefill_capable) prefill = ChoosePrefill(r, position);
   }
   if (prefill) {
-    decode = ChooseDecode(r, position, /*handoff=*/true, /*anyone=*/true, prefill->cost.compute);
+    const CostParts& before = prefill->cost;  // its tokens hide no seconds
+    decode = ChooseDecode(r, position, /*handoff=*/true, /*anyone=*/true,
+                          before.measured ? before.compute : 0);
   }
   // A decode worker that has the session may compute what is new sooner than it could be brought there.
   // So may one that has not, where computing takes less than moving the state: once both are known.

@@ -159,6 +159,18 @@ TEST_F(RouterDisaggregationTest, LatentsThatLeaveMeanwhileCostNothing) {
   EXPECT_FALSE(HandsOver("quick to compute", 1500)) << "0.3 s against 0.1 s and 0.26 s and 0.06 s";
 }
 
+// Until a rate is measured nobody knows how long a prompt computes, and nothing leaves meanwhile: who lacks
+// less of it is nearer.
+TEST_F(RouterDisaggregationTest, TokensHideNoSecondsOfMoving) {
+  Begin(Disaggregation::kAlways, /*block_bytes=*/1 << 20);
+  HandOver("first", 200, 64 << 20, absl::ZeroDuration());
+  ASSERT_TRUE(Submit("second", 1500).ok());
+  const Decision& d = *core->decisions().Last(1).at(0);
+  ASSERT_EQ(d.candidate_count, 1u);
+  EXPECT_FALSE(d.candidates[0].cost.measured);
+  EXPECT_DOUBLE_EQ(d.candidates[0].cost.move, (4.0 + 23) / 64) << "the slab and 23 blocks";
+}
+
 // Rates say nothing of what steps and messages take. First tokens do.
 TEST_F(RouterDisaggregationTest, WhatRatesDoNotTellIsLearnedFromFirstTokens) {
   Begin(Disaggregation::kPlanned);
