@@ -66,6 +66,20 @@ void GrpcCall::Close() {
   queue_.clear();
 }
 
+std::string GrpcCall::ClientMetadata(const std::string& name) {
+  absl::MutexLock lock(&mu_);
+  if (wire_ == nullptr) return "";
+  const auto& all = wire_->context.client_metadata();
+  if (all.count(name) != 1) return "";
+  const grpc::string_ref value = all.find(name)->second;
+  return std::string(value.data(), value.size());
+}
+
+void GrpcCall::AddInitialMetadata(const std::string& name, const std::string& value) {
+  absl::MutexLock lock(&mu_);
+  if (!over_) wire_->context.AddInitialMetadata(name, value);
+}
+
 void GrpcCall::Open() {
   absl::MutexLock lock(&mu_);
   if (Ended() || writing_) return;

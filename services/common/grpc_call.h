@@ -58,6 +58,11 @@ class GrpcCall : public std::enable_shared_from_this<GrpcCall> {
   const std::string& peer() const { return peer_; }
   std::chrono::system_clock::time_point deadline() const { return deadline_; }
 
+  // What the client sent along under this name, in small letters; empty where it sent nothing, or several.
+  std::string ClientMetadata(const std::string& name);
+  // Before anything else is said: goes ahead of it.
+  void AddInitialMetadata(const std::string& name, const std::string& value);
+
   // Tells the client that the call was taken before there is anything else to say.
   void Open();
   // One at a time.

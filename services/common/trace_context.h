@@ -1,5 +1,5 @@
-// Which trace a request belongs to, as its client says it in an HTTP header or gRPC metadata named
-// "traceparent": W3C Trace Context, https://www.w3.org/TR/trace-context/.
+// Which trace a request belongs to, as its client says it in an HTTP header or gRPC metadata (of Generate)
+// named "traceparent": W3C Trace Context, https://www.w3.org/TR/trace-context/.
 //
 // What is ill-formed is no trace, and no error: a client's tracing must not cost it its answer.
 #pragma once

@@ -253,7 +253,7 @@ absl::Status PreparedRequest::Join(const std::vector<TokenId>& session) {
 // another router.
 RequestId Front::MakeRequestId(const std::string& client_id) const {
   const std::string drawn = absl::StrFormat("%016x%016x", entropy_->Next(), entropy_->Next());
-  return client_id.empty() ? drawn : client_id + "/" + drawn;
+  return client_id.empty() || !CheckRequestId(client_id).ok() ? drawn : client_id + "/" + drawn;
 }
 
 TraceContext Front::StartTrace(std::string_view traceparent) const {
@@ -310,7 +310,9 @@ absl::StatusOr<PreparedRequest> Front::Prepare(GenerateSpec spec) const {
       if (marked > 0) request.cache.add_breakpoints(static_cast<uint64_t>(marked));
     }
   }
-  request.request_id = MakeRequestId(spec.request_id);
+  request.request_id =
+      spec.drawn_id.empty() ? MakeRequestId(spec.request_id) : std::move(spec.drawn_id);
+  request.trace = std::move(spec.trace);
   out.client_id = spec.request_id.empty() ? request.request_id : std::move(spec.request_id);
   request.max_tokens = spec.max_tokens;
   request.stop_token_ids = std::move(spec.stop_token_ids);

@@ -42,7 +42,9 @@ struct ChatMark {
 // A request as either protocol gives it, unchecked.
 struct GenerateSpec {
   std::string model;       // empty: the only one
-  std::string request_id;  // empty: one is made
+  std::string request_id;  // the client's own; empty: it gave none
+  RequestId drawn_id;  // MakeRequestId's, where somebody heard of it already; empty: one is drawn
+  TraceContext trace;
   PromptInput input;
   v1::SamplingOptions sampling;
   std::optional<int64_t> logprobs;
@@ -103,6 +105,7 @@ class Front {
   const v1::ModelInfo& model_info() const { return info_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const FrontOptions& options() const { return options_; }
+  // Begins with the client's own name for it, unless that is none that Prepare would take.
   RequestId MakeRequestId(const std::string& client_id) const;
   // The trace that a client's traceparent names, with a span of the request's own; empty when it names none.
   TraceContext StartTrace(std::string_view traceparent) const;

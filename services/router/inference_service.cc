@@ -28,7 +28,12 @@ class GenerateCall final : public AnswerSink,
  public:
   GenerateCall(const Front* front, RouterServer* router, EncodePool* pool,
                std::shared_ptr<GrpcCall> call)
-      : front_(front), router_(router), pool_(pool), call_(std::move(call)) {
+      : front_(front),
+        router_(router),
+        pool_(pool),
+        call_(std::move(call)),
+        trace_(front->StartTrace(call_->ClientMetadata(kTraceParent))) {
+    if (!trace_.empty()) call_->AddInitialMetadata(kTraceResponse, TraceResponse(trace_));
     call_->Read();
   }
 
@@ -39,9 +44,11 @@ class GenerateCall final : public AnswerSink,
     if (status.ok()) {
       status = pool_->Post([self = shared_from_this(), bytes] { self->Begin(bytes); });
     }
-    if (!status.ok()) OnError(status);
+    if (!status.ok()) TurnAway(front_->MakeRequestId(""), status);
   }
-  void OnMessagesEnd() override { OnError(InvalidArgument("request: is missing")); }
+  void OnMessagesEnd() override {
+    TurnAway(front_->MakeRequestId(""), InvalidArgument("request: is missing"));
+  }
   void OnCancelled() override {
     bool begun = false;
     {
@@ -61,12 +68,13 @@ class GenerateCall final : public AnswerSink,
   // Checks and tokenises, then hands the request to the router. Once, on any thread.
   void Begin(const grpc::ByteBuffer& bytes) {
     if (left()) return;
-    absl::StatusOr<PreparedRequest> prepared = Prepare(bytes);
-    if (!prepared.ok()) return OnError(prepared.status());
+    RequestId id;
+    absl::StatusOr<PreparedRequest> prepared = Prepare(bytes, &id);
+    if (!prepared.ok()) return TurnAway(id, prepared.status());
     {
       absl::MutexLock lock(&mu_);
       if (left_) return;
-      id_ = prepared->request.request_id;
+      id_ = id;
       event_.set_request_id(prepared->client_id);
       begun_ = true;
     }
@@ -75,12 +83,23 @@ class GenerateCall final : public AnswerSink,
     if (left()) router_->Cancel(id_);
   }
 
-  absl::StatusOr<PreparedRequest> Prepare(const grpc::ByteBuffer& bytes) const {
-    ASSIGN_OR_RETURN(v1::GenerateRequest request, ParseRequest<v1::GenerateRequest>(bytes));
-    ASSIGN_OR_RETURN(GenerateSpec spec, SpecOf(std::move(request)));
+  // `id`: as the request is called from here on, also when it is refused.
+  absl::StatusOr<PreparedRequest> Prepare(const grpc::ByteBuffer& bytes, RequestId* id) const {
+    absl::StatusOr<v1::GenerateRequest> request = ParseRequest<v1::GenerateRequest>(bytes);
+    *id = front_->MakeRequestId(request.ok() ? request->request_id() : "");
+    RETURN_IF_ERROR(request.status());
+    ASSIGN_OR_RETURN(GenerateSpec spec, SpecOf(*std::move(request)));
+    spec.drawn_id = *id;
+    spec.trace = trace_;
     spec.deadline = DeadlineOf(*call_);
     RETURN_IF_ERROR(front_->CheckSize(spec.input, router_->snapshot().context_tokens));
     return front_->Prepare(std::move(spec));
+  }
+
+  // Before the router was asked; it is told.
+  void TurnAway(const RequestId& id, const absl::Status& status) {
+    router_->NoteRefusal({.request_id = id, .trace = trace_, .status = status});
+    OnError(status);
   }
 
   void Write(const v1::GenerateEvent& event) {
@@ -98,6 +117,7 @@ class GenerateCall final : public AnswerSink,
   RouterServer* const router_;
   EncodePool* const pool_;
   const std::shared_ptr<GrpcCall> call_;
+  const TraceContext trace_;
   RequestId id_;  // set before the router knows the call, constant from then on
   v1::GenerateEvent
       event_;  // with its memory, of one token after the other; then the router's thread's

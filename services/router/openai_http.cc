@@ -255,12 +255,11 @@ void OpenAiHttp::Complete(const HttpRequest& request, const Origin& origin, bool
   if (parsed->spec.cache.session().empty()) {
     parsed->spec.cache.set_session(std::string(SessionHeader(request)));
   }
+  const RequestId& id = origin.id;
+  parsed->spec.drawn_id = id;
+  parsed->spec.trace = origin.trace;
   absl::StatusOr<PreparedRequest> prepared = front_->Prepare(std::move(parsed->spec));
   if (!prepared.ok()) return Refuse(origin, prepared.status(), responder.get());
-
-  const RequestId& id = origin.id;
-  prepared->request.request_id = prepared->client_id = id;
-  prepared->request.trace = origin.trace;
   ReplyWriter writer({.id = (chat ? "chatcmpl-" : "cmpl-") + id,
                       .model = front_->model_info().name(),
                       .created = absl::ToUnixSeconds(router_->now()),

@@ -392,6 +392,77 @@ TEST(OperationsTest, ExplainOverGrpcAndAsPeopleReadIt) {
   EXPECT_THAT(std::string(unknown.message()), ::testing::HasSubstr("last 1024 requests"));
 }
 
+// What is refused before the router is asked can be explained like the rest, and requests are found by their
+// trace.
+TEST(OperationsTest, RefusalsAndTracesOfGrpcAreExplained) {
+  constexpr char kTrace[] = "4bf92f3577b34da6a3ce929d0e0e4736", kParent[] = "00f067aa0ba902b7";
+  FakeMesh mesh;
+  mesh.Join();
+  InferenceService inference(mesh.front.get(), mesh.router.get(), &mesh.pool);
+  OperationsService operations(mesh.router.get());
+  auto server = GrpcServer::Start({}, {&inference, &operations}).value();
+  const auto stub = v1::Inference::NewStub(
+      grpc::CreateChannel(server->address(), grpc::InsecureChannelCredentials()));
+  const std::string good = absl::StrFormat("00-%s-%s-01", kTrace, kParent);
+  const auto ask = [&](const v1::GenerateRequest& request, int parents = 1) {
+    grpc::ClientContext context;
+    for (int i = 0; i < parents; ++i) context.AddMetadata("traceparent", good);
+    const auto reader = stub->Generate(&context, request);
+    for (v1::GenerateEvent event; reader->Read(&event);) {
+    }
+    const grpc::StatusCode code = reader->Finish().error_code();
+    const auto& told = context.GetServerInitialMetadata();
+    const auto found = told.find("traceresponse");
+    return std::pair(code, found == told.end()
+                               ? std::string()
+                               : std::string(found->second.data(), found->second.size()));
+  };
+  const auto explain = [&](const std::string& id) {
+    std::ostringstream out;
+    ExplainOptions options = {.router = server->address(), .request_id = id, .json = true};
+    EXPECT_TRUE(RunExplain(options, out).ok()) << id;
+    v1::RequestExplanation r;
+    EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(out.str(), &r).ok()) << out.str();
+    return r;
+  };
+  v1::GenerateRequest request;
+  request.set_text("Once");
+  request.set_request_id("served");
+  const auto [ok, traced] = ask(request);
+  EXPECT_EQ(ok, grpc::StatusCode::OK);
+  EXPECT_EQ(explain("served").trace_id(), kTrace);
+  EXPECT_EQ(explain("served").parent_span_id(), kParent);
+  EXPECT_EQ(traced, absl::StrFormat("00-%s-%s-01", kTrace, explain("served").span_id()));
+  request.set_request_id("twice");
+  EXPECT_EQ(ask(request, 2).second, "");
+  EXPECT_EQ(explain("twice").trace_id(), "");
+
+  v1::GenerateRequest hot = request, broken = request, large = request;
+  hot.set_request_id("hot");
+  hot.mutable_sampling()->set_temperature(9);
+  broken.set_request_id("broken");
+  broken.mutable_chat()->set_tools_json("{");
+  large.set_request_id("large");
+  large.set_text(std::string(2 << 20, 'x'));
+  for (const auto& refused : {hot, broken, large}) {
+    const auto [code, span] = ask(refused);
+    EXPECT_EQ(code, grpc::StatusCode::INVALID_ARGUMENT) << refused.request_id();
+    const v1::RequestExplanation r = explain(refused.request_id());
+    EXPECT_EQ(r.status(), "INVALID_ARGUMENT") << refused.request_id();
+    EXPECT_TRUE(r.refused());
+    EXPECT_EQ(r.trace_id(), kTrace);
+    EXPECT_THAT(span, HasSubstr(r.span_id()));
+  }
+  // No room to tokenise: the request was not read, and its trace is what it is known by.
+  mesh.router->Drain();
+  large.set_request_id("draining");
+  EXPECT_EQ(ask(large).first, grpc::StatusCode::UNAVAILABLE);
+  std::ostringstream out;
+  ExplainOptions by_trace = {.router = server->address(), .trace_id = kTrace};
+  ASSERT_TRUE(RunExplain(by_trace, out).ok());
+  EXPECT_THAT(out.str(), HasSubstr("the router is draining"));
+}
+
 TEST(InferenceRetryTest, WhoFindsNoRoomHearsWhenToComeAgain) {
   RouterOptions options;
   options.waiting_max = absl::Milliseconds(200);
