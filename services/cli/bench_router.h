@@ -32,7 +32,7 @@ struct RouterBenchOptions {
   int64_t together = 8;  // requests at once
   int64_t idle_workers = 100;
   double idle_seconds = 5;
-  double token_gap_ms = 1;   // between two tokens of the stub worker
+  double token_gap_ms = 1;  // between two tokens of the stub worker
   bool json = false;
 };
 void AddRouterBenchFlags(CLI::App* app, RouterBenchOptions* options);

@@ -59,13 +59,9 @@ absl::StatusOr<std::unique_ptr<BenchedRouter>> BenchedRouter::Start(const Router
   if (mkdtemp(folder.data()) == nullptr) return Unavailable("%s: cannot be created", folder);
   router->folder_ = folder;
   router->children_ = std::make_unique<Children>(folder);
-  std::vector<std::string> args = {"router",
-                                   "--model=" + o.model,
-                                   "--listen=127.0.0.1:0",
-                                   "--http=127.0.0.1:0",
-                                   "--ports-file=" + folder + "/ports",
-                                   "--parent=" + std::to_string(getpid())};
-  RETURN_IF_ERROR(router->children_->Start("router", std::move(args)));
+  RETURN_IF_ERROR(router->children_->Start(
+      "router", {"router", "--model=" + o.model, "--listen=127.0.0.1:0", "--http=127.0.0.1:0",
+                 "--ports-file=" + folder + "/ports", "--parent=" + std::to_string(getpid())}));
   RETURN_IF_ERROR(router->AwaitPorts());
   ASSIGN_OR_RETURN(const std::string digest, TextDigest(o.model));
   router->stubs_ = std::make_unique<StubWorkers>(

@@ -8,7 +8,6 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_replace.h"
-#include "absl/synchronization/mutex.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/text/text_digest.h"
@@ -318,8 +317,6 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
 int RunRouter(RouterFlags flags) {
   const SignalWaiter signals;
   InitLog("router", ParseLogLevel(flags.log_level));
-  // The distribution's Abseil looks for cycles of locks at every lock.
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   if (flags.parent != 0) DieWithParent(static_cast<pid_t>(flags.parent));
   const absl::Status status = Run(std::move(flags), signals);
   if (status.ok()) return 0;
