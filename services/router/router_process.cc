@@ -11,6 +11,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/text/text_digest.h"
+#include "services/common/flag_range.h"
 #include "services/common/flags.h"
 #include "services/common/grpc_server.h"
 #include "services/common/http_ops.h"
@@ -28,7 +29,10 @@ namespace {
 constexpr absl::Duration kFlushMax = absl::Seconds(1);
 // After the last answer, for what was said to reach the stores.
 constexpr absl::Duration kSettleMax = absl::Seconds(5);
+// Of flags.
 constexpr double kStoreForgetMinutesMax = 366.0 * 24 * 60;
+constexpr double kSecondsMin = 1e-3, kSecondsMax = 1e9;
+constexpr int64_t kCountMax = int64_t{1} << 40, kThreadsMax = 1024;
 
 LinkServerEvents LinkEventsOf(RouterServer* router) {
   LinkServerEvents events;
@@ -200,25 +204,13 @@ class RouterProcess {
   std::unique_ptr<HttpServer> http_;
 };
 
-// Bounds as whoever started the router knows them: by their flags.
+// Relations of bounds as whoever started the router knows them: by their flags, of which each has a range.
 absl::Status CheckBounds(const RouterOptions& core) {
   const absl::Status status = core.Validate();
   if (status.ok()) return status;
   const std::string named =
       absl::StrReplaceAll(MessageOf(status), {{"waiting_requests_max", "--waiting-requests"},
-                                              {"waiting_tokens_max", "--waiting-tokens"},
                                               {"live_requests_max", "--live-requests"},
-                                              {"turn_tokens", "--turn-tokens"},
-                                              {"prompt_tokens_max", "--prompt-tokens"},
-                                              {"handoff_attempts_max", "--handoff-attempts"},
-                                              {"sessions_max", "--sessions"},
-                                              {"session_bytes_max", "--session-mib"},
-                                              {"session_calls_max", "--session-calls"},
-                                              {"decisions_max", "--decisions"},
-                                              {"waiting_max:", "--waiting-seconds:"},
-                                              {"request_max:", "--request-seconds:"},
-                                              {"ageing_max:", "--ageing-seconds:"},
-                                              {"heartbeat:", "--heartbeat-seconds:"},
                                               {"lease:", "--lease-seconds:"}});
   return absl::Status(status.code(), named);
 }
@@ -267,21 +259,29 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
   option("--listen", f->listen, "gRPC address (clients, workers, health, reflection)");
   option("--http", f->http, "HTTP address (OpenAI endpoints, /healthz, /readyz, /metrics)");
   option("--digest", f->digest, "model digest workers must have (default: the first worker's)");
-  const auto bound = [&option](const char* name, auto& value, const char* help) {
-    option(name, value, help)->check(CLI::PositiveNumber);
+  const auto count = [&option](const char* name, auto& value, const char* unit, const char* help,
+                               int64_t most = kCountMax) {
+    option(name, value, help)->check(WholeIn(1, most, unit));
   };
-  bound("--live-requests", f->core.live_requests_max, "requests admitted and not ended");
+  const auto seconds = [&option](const char* name, double& value, const char* help,
+                                 double least = kSecondsMin) {
+    option(name, value, help)->check(NumberIn(least, kSecondsMax, "seconds"));
+  };
+  count("--live-requests", f->core.live_requests_max, "requests",
+        "requests admitted and not ended");
   app->add_option("--waiting-requests", f->waiting_requests,
                   "of these, waiting for room at a worker, for each tenant (cache salt) (default: "
                   "256, or --live-requests where that is less)")
-      ->check(CLI::PositiveNumber);
-  bound("--waiting-tokens", f->core.waiting_tokens_max,
+      ->check(WholeIn(1, kCountMax, "requests"));
+  count("--waiting-tokens", f->core.waiting_tokens_max, "tokens",
         "that these may cost: uncached prompt and expected answer, for each tenant");
-  bound("--turn-tokens", f->core.turn_tokens, "worth of requests that tenants place in turn");
-  bound("--ageing-seconds", f->ageing_seconds, "a request is passed by cheaper ones for at most");
-  bound("--waiting-seconds", f->waiting_seconds, "longest wait for room");
-  bound("--request-seconds", f->request_seconds, "longest life of a request");
-  bound("--handoff-attempts", f->core.handoff_attempts_max, "hand-offs tried for one request");
+  count("--turn-tokens", f->core.turn_tokens, "tokens",
+        "worth of requests that tenants place in turn");
+  seconds("--ageing-seconds", f->ageing_seconds, "a request is passed by cheaper ones for at most");
+  seconds("--waiting-seconds", f->waiting_seconds, "longest wait for room");
+  seconds("--request-seconds", f->request_seconds, "longest life of a request");
+  count("--handoff-attempts", f->core.handoff_attempts_max, "hand-offs",
+        "hand-offs tried for one request", kAttemptsPerPlacement);
   option("--disaggregate", f->disaggregate,
          "whether prefill workers compute prompts: as planned for each request, always or never")
       ->check(CLI::IsMember({"planned", "always", "never"}));
@@ -289,25 +289,30 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
       "--shared-processors", f->core.shared_processors,
       "prefill and decode workers compute on the same processors, so a hand-off spares answers "
       "that stream no time");
-  bound("--prompt-tokens", f->core.prompt_tokens_max, "of the longest prompt taken");
-  bound("--sessions", f->core.sessions_max, "conversations whose tokens are remembered by name");
-  bound("--session-mib", f->session_mib, "of the tokens of these (MiB: 2^20 bytes)");
-  bound("--session-calls", f->core.session_calls_max,
+  count("--prompt-tokens", f->core.prompt_tokens_max, "tokens", "of the longest prompt taken");
+  count("--sessions", f->core.sessions_max, "sessions",
+        "conversations whose tokens are remembered by name");
+  count("--session-mib", f->session_mib, "MiB", "of the tokens of these (MiB: 2^20 bytes)");
+  count("--session-calls", f->core.session_calls_max, "calls",
         "calls about sessions that may wait for workers at once");
   option("--store-forget-minutes", f->store_forget_minutes,
          "minutes after which a worker with a store that does not come back counts as gone; until "
          "then sessions that it may have are unavailable, not absent")
-      ->check(CLI::Range(absl::ToDoubleMinutes(kRedialMax), kStoreForgetMinutesMax));
-  bound("--decisions", f->core.decisions_max, "requests that `explain` can look back at");
-  bound("--heartbeat-seconds", f->heartbeat_seconds, "between two reports of a worker");
-  bound("--lease-seconds", f->lease_seconds, "a worker silent for this long is lost");
-  bound("--http-threads", f->http_options.threads, "threads of the HTTP port");
-  bound("--http-connections", f->http_options.connections_max, "open HTTP connections");
-  bound("--http-body-bytes", f->http_options.body_bytes_max, "of the largest HTTP body");
-  bound("--encode-threads", f->encode.threads, "threads that tokenise large inputs");
-  bound("--encode-queue", f->encode.queue_max, "large inputs that wait for these threads");
-  option("--drain-seconds", f->drain_seconds, "longest wait for running answers after SIGTERM")
-      ->check(CLI::NonNegativeNumber);
+      ->check(NumberIn(absl::ToDoubleMinutes(kRedialMax), kStoreForgetMinutesMax, "minutes"));
+  count("--decisions", f->core.decisions_max, "requests",
+        "requests that `explain` can look back at");
+  seconds("--heartbeat-seconds", f->heartbeat_seconds, "between two reports of a worker");
+  seconds("--lease-seconds", f->lease_seconds, "a worker silent for this long is lost");
+  count("--http-threads", f->http_options.threads, "threads", "threads of the HTTP port",
+        kThreadsMax);
+  count("--http-connections", f->http_options.connections_max, "connections",
+        "open HTTP connections");
+  count("--http-body-bytes", f->http_options.body_bytes_max, "bytes", "of the largest HTTP body");
+  count("--encode-threads", f->encode.threads, "threads", "threads that tokenise large inputs",
+        kThreadsMax);
+  count("--encode-queue", f->encode.queue_max, "inputs",
+        "large inputs that wait for these threads");
+  seconds("--drain-seconds", f->drain_seconds, "longest wait for running answers after SIGTERM", 0);
   app->add_option("--ports-file", f->ports_file, "write the chosen ports here (default: nowhere)");
   app->add_option("--parent", f->parent, "end when this process dies")->group("");
   option("--log-level", f->log_level, "debug, info, warning or error")
