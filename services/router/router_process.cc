@@ -236,7 +236,7 @@ absl::Status Run(RouterFlags flags, const SignalWaiter& signals) {
   flags.core.waiting_requests_max =
       flags.waiting_requests > 0
           ? flags.waiting_requests
-          : std::min(RouterFlags::kWaitingRequests, flags.core.live_requests_max);
+          : std::min(flags.core.waiting_requests_max, flags.core.live_requests_max);
   RETURN_IF_ERROR(CheckBounds(flags.core));
   RouterProcess process(std::move(flags));
   RETURN_IF_ERROR(process.Start());
@@ -269,9 +269,11 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
   };
   count("--live-requests", f->core.live_requests_max, "requests",
         "requests admitted and not ended");
-  app->add_option("--waiting-requests", f->waiting_requests,
-                  "of these, waiting for room at a worker, for each tenant (cache salt) (default: "
-                  "256, or --live-requests where that is less)")
+  app->add_option(
+         "--waiting-requests", f->waiting_requests,
+         absl::StrFormat("of these, waiting for room at a worker, for each tenant (cache salt) "
+                         "(default: %d, or --live-requests where that is less)",
+                         f->core.waiting_requests_max))
       ->check(WholeIn(1, kCountMax, "requests"));
   count("--waiting-tokens", f->core.waiting_tokens_max, "tokens",
         "that these may cost: uncached prompt and expected answer, for each tenant");

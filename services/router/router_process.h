@@ -23,12 +23,10 @@ struct RouterFlags {
   std::string model;
   std::string listen = "127.0.0.1:8081";  // gRPC: clients and workers
   std::string http = "127.0.0.1:8080";    // OpenAI endpoints, /healthz, /readyz, /metrics
-  std::string disaggregate = "planned";  // see Disaggregation
-  std::string digest;                    // workers must have this model; empty: the first one's
-  double drain_seconds = 10;             // longest wait for running answers after SIGTERM
-  // Of a tenant; 0: kWaitingRequests of them, or all there may be.
-  int64_t waiting_requests = 0;
-  static constexpr int64_t kWaitingRequests = 256;
+  std::string disaggregate = "planned";   // see Disaggregation
+  std::string digest;                     // workers must have this model; empty: the first one's
+  double drain_seconds = 10;              // longest wait for running answers after SIGTERM
+  int64_t waiting_requests = 0;  // of a tenant; 0: as many as `core` says, or all there may be
   double waiting_seconds = 60;
   double ageing_seconds = 5;
   double request_seconds = 3600;
