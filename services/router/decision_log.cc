@@ -16,6 +16,9 @@ void Clear(Decision& d) {
   };
   Decision fresh;
   fresh.request_id = keep(d.request_id);
+  fresh.trace.trace_id = keep(d.trace.trace_id);
+  fresh.trace.parent_id = keep(d.trace.parent_id);
+  fresh.trace.span_id = keep(d.trace.span_id);
   fresh.latents_at = keep(d.latents_at);
   fresh.snapshot_at = keep(d.snapshot_at);
   fresh.message = keep(d.message);

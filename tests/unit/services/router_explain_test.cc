@@ -62,6 +62,29 @@ TEST(DecisionLogTest, RefusalsAreFoundAmongTheRestAndPushOutNothing) {
   EXPECT_EQ(log.Find("flood", 9).size(), 1u) << "a fourth of four";
 }
 
+TEST(DecisionLogTest, ASlotKeepsTheMemoryOfItsStrings) {
+  DecisionLog log(2);
+  const auto strings = [](Decision& d) {
+    return std::vector<std::string*>{&d.request_id,    &d.trace.trace_id, &d.trace.parent_id,
+                                     &d.trace.span_id, &d.latents_at,     &d.snapshot_at,
+                                     &d.message,       &d.fetched_from,   &d.fetch_refusal};
+  };
+  Decision& first = *log.At(log.Begin("first", absl::UnixEpoch()));
+  std::vector<const char*> memory;
+  for (std::string* s : strings(first)) {
+    s->assign(100, 'x');
+    memory.push_back(s->data());
+  }
+  log.Begin("second", absl::UnixEpoch());
+  Decision& third = *log.At(log.Begin("third", absl::UnixEpoch()));
+  ASSERT_EQ(&first, &third);
+  for (size_t i = 0; i < memory.size(); ++i) {
+    const std::string& s = *strings(third)[i];
+    EXPECT_EQ(s, i == 0 ? "third" : "");
+    EXPECT_EQ(s.data(), memory[i]) << i;
+  }
+}
+
 TEST(DecisionLogTest, KeepsTheCheapestCandidates) {
   Decision d;
   for (int i = 0; i < 40; ++i) {
