@@ -92,10 +92,13 @@ class KeyTable {
     s.entries[hole] = {};
     --s.used;
     --size_;
+    if (s.used == 0) {
+      if (s.slots > kFirstSlots) s = {};
+      return;
+    }
     // Far enough from where it grows again, and where it would shrink once more.
     const size_t enough = s.used * 5 / 3;
     if (s.used * 25 < s.slots * 13 && s.slots - enough >= kLeastShrink) Resize(s, enough);
-    if (s.used == 0 && s.slots > kFirstSlots) s = {};
   }
 
   // Changes the facts of all entries of one segment; what became empty is gone.

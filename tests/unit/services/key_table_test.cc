@@ -168,6 +168,35 @@ TEST(KeyTableTest, AtEverySizeMoreThanHalfFullInLargeSegments) {
   ExpectHalfFullAtEverySize<WideFacts>(700'000);
 }
 
+// A segment of 64 slots would shrink with its last entry, to none.
+TEST(KeyTableTest, AnEmptiedSegmentIsGone) {
+  for (const uint64_t most : {10u, 35u, 40u, 60u, 200u}) {
+    Table table;
+    const int64_t none = table.bytes();
+    std::vector<uint64_t> keys;  // of one segment: what it takes is that of a segment alone
+    for (uint64_t key = 0; keys.size() < most; ++key) {
+      Table probe;
+      for (const uint64_t k : {keys.empty() ? key : keys[0], key})
+        probe.FindOrAdd(k)->facts.bits = 1;
+      if (probe.bytes() > none + static_cast<int64_t>(16 * sizeof(Table::Entry))) continue;
+      keys.push_back(key);
+    }
+    for (int again = 0; again < 2; ++again) {
+      for (const uint64_t key : keys) table.FindOrAdd(key)->facts.bits = 1;
+      EXPECT_EQ(table.size(), static_cast<int64_t>(most));
+      for (const uint64_t key : keys) {
+        Table::Entry* e = table.Find(key);
+        ASSERT_NE(e, nullptr);
+        e->facts.bits = 0;
+        table.Erase(e);
+      }
+      EXPECT_EQ(table.size(), 0);
+      EXPECT_LE(table.bytes(), none + static_cast<int64_t>(16 * sizeof(Table::Entry)));
+      EXPECT_EQ(table.Find(keys[0]), nullptr);
+    }
+  }
+}
+
 TEST(KeyTableTest, AnEmptyTableFindsNothing) {
   Table table;
   table.Prefetch(5);
