@@ -305,8 +305,7 @@ absl::StatusOr<PreparedRequest> Front::Prepare(GenerateSpec spec) const {
   if (chat != nullptr && !spec.append && !request.cache.off()) {
     const int64_t tokens = SystemTokens(*chat, request.prompt);
     if (tokens > 0) request.cache.add_breakpoints(static_cast<uint64_t>(tokens));
-    for (const ChatMark& mark : spec.marks) {
-      const int64_t marked = TokensUpTo(mark, *chat, request.prompt);
+    for (const int64_t marked : TokensUpTo(std::move(spec.marks), *chat, request.prompt)) {
       if (marked > 0) request.cache.add_breakpoints(static_cast<uint64_t>(marked));
     }
   }
@@ -336,15 +335,24 @@ int64_t Front::SystemTokens(const ChatRequest& chat, const std::vector<TokenId>&
   return SharedTokens(system, prompt);
 }
 
-int64_t Front::TokensUpTo(const ChatMark& mark, const ChatRequest& chat,
-                          const std::vector<TokenId>& prompt) const {
-  if (mark.message >= chat.messages.size()) return 0;
-  ChatRequest begin = chat;
-  begin.messages.resize(mark.message + 1);
+std::vector<int64_t> Front::TokensUpTo(std::vector<ChatMark> marks, const ChatRequest& chat,
+                                       const std::vector<TokenId>& prompt) const {
+  std::erase_if(marks, [&](const ChatMark& m) { return m.message >= chat.messages.size(); });
+  if (marks.empty()) return {};
+  std::sort(marks.begin(), marks.end(), [](const ChatMark& a, const ChatMark& b) {
+    return std::pair(a.message, a.bytes) > std::pair(b.message, b.bytes);
+  });
+  std::vector<int64_t> tokens;
+  ChatRequest begin = chat;  // once: it only becomes shorter
   begin.add_generation_prompt = false;
-  std::string& content = begin.messages.back().content;
-  if (mark.bytes < content.size()) content.resize(mark.bytes);
-  return SharedTokens(begin, prompt);
+  for (const ChatMark& mark : marks) {
+    begin.messages.resize(mark.message + 1);
+    std::string& content = begin.messages.back().content;
+    if (mark.bytes < content.size()) content.resize(mark.bytes);
+    tokens.push_back(SharedTokens(begin, prompt));
+  }
+  std::reverse(tokens.begin(), tokens.end());
+  return tokens;
 }
 
 int64_t Front::SharedTokens(const ChatRequest& other, const std::vector<TokenId>& prompt) const {

@@ -119,8 +119,9 @@ class Front {
   // Leading tokens that the prompt shares with that of another chat.
   int64_t SharedTokens(const ChatRequest& other, const std::vector<TokenId>& prompt) const;
   int64_t SystemTokens(const ChatRequest& chat, const std::vector<TokenId>& prompt) const;
-  int64_t TokensUpTo(const ChatMark& mark, const ChatRequest& chat,
-                     const std::vector<TokenId>& prompt) const;
+  // Leading tokens up to each mark that is in the chat, the shallowest first.
+  std::vector<int64_t> TokensUpTo(std::vector<ChatMark> marks, const ChatRequest& chat,
+                                  const std::vector<TokenId>& prompt) const;
   int64_t TextBytesMax(int64_t context_tokens) const;
 
   const FrontOptions options_;
