@@ -19,8 +19,8 @@ class Mailbox {
  public:
   explicit Mailbox(size_t capacity) : capacity_(capacity) {}
 
-  // False when full or closed; `item` is dropped then.
-  bool Push(T item) {
+  // False when full or closed; `item` is still the caller's then.
+  bool Push(T&& item) {
     absl::MutexLock lock(&mu_);
     if (closed_ || items_.size() >= capacity_) return false;
     items_.push_back(std::move(item));

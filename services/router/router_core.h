@@ -213,4 +213,7 @@ class RouterCore {
   std::unique_ptr<Impl> impl_;
 };
 
+// The line in the log about who never came into the queue.
+void LogRefused(const RefusedRequest& refusal);
+
 }  // namespace deltamesh

@@ -110,16 +110,17 @@ void LogExplained(const Decision& d) {
                                 {"seconds", d.seconds}});
 }
 
-void LogTurnedAway(const Decision& d) {
-  LogInfo("request.refused", {{"request", d.request_id},
-                              {"trace_id", d.trace.trace_id},
-                              {"span_id", d.trace.span_id},
-                              {"parent_span_id", d.trace.parent_id},
-                              {"status", absl::StatusCodeToString(d.code)},
-                              {"reason", d.message}});
-}
-
 }  // namespace
+
+void LogRefused(const RefusedRequest& refusal) {
+  const std::string_view why(refusal.status.message().data(), refusal.status.message().size());
+  LogInfo("request.refused", {{"request", refusal.request_id},
+                              {"trace_id", refusal.trace.trace_id},
+                              {"span_id", refusal.trace.span_id},
+                              {"parent_span_id", refusal.trace.parent_id},
+                              {"status", absl::StatusCodeToString(refusal.status.code())},
+                              {"reason", why.substr(0, Decision::kMessageBytesMax)}});
+}
 
 void RouterCore::Impl::ExplainMatch(const RouterRequest& r, Decision& d) const {
   d.named = !r.keys.empty();
@@ -203,7 +204,7 @@ void RouterCore::Impl::Conclude(const RouterRequest& r, const absl::Status& stat
 
 void RouterCore::Impl::TurnAway(const RefusedRequest& refusal, absl::Time now) {
   const Decision& d = decisions.Refuse(refusal, now);
-  LogTurnedAway(d);
+  LogRefused(refusal);
   if (concluded) concluded(d);
 }
 

@@ -31,9 +31,7 @@ RouterServer::RouterServer(RouterServerOptions options, const Clock* clock, Metr
       clock_(clock),
       metrics_(metrics),
       mailbox_(static_cast<size_t>(options_.mailbox_max)),
-      core_(options_.core) {
-  core_.OnConcluded(options_.concluded);
-}
+      core_(options_.core) {}
 
 RouterServer::~RouterServer() { Stop(); }
 
@@ -59,7 +57,7 @@ void RouterServer::Wake() {
   if (waiter_.wake) waiter_.wake();
 }
 
-bool RouterServer::Push(Event event) {
+bool RouterServer::Push(Event&& event) {
   if (!mailbox_.Push(std::move(event))) return false;
   Wake();
   return true;
@@ -125,10 +123,8 @@ absl::Status RouterServer::NotHeard() const {
 }
 
 void RouterServer::NoteRefusal(RefusedRequest refusal) {
-  const RequestId id = refusal.request_id;
-  const std::string trace = refusal.trace.trace_id, why = refusal.status.ToString();
-  if (Push(Refused{std::move(refusal)})) return;
-  LogInfo("request.refused", {{"request", id}, {"trace_id", trace}, {"reason", why}});
+  Event event = Refused{std::move(refusal)};
+  if (!Push(std::move(event))) LogRefused(std::get<Refused>(event).refusal);
 }
 
 void RouterServer::Cancel(const RequestId& id) { PushAlways(ClientLeft{id}); }
@@ -189,12 +185,14 @@ void RouterServer::Loop() {
   const absl::Status stopping = Unavailable("the router is stopping; send the request again");
   for (Event& event : mailbox_.TakeAll(absl::ZeroDuration())) {
     if (auto* request = std::get_if<NewRequest>(&event)) {
-      request->sink->OnError(stopping);
-      Ended();
+      Refuse(std::move(*request), stopping, clock_->Now());
+    } else if (const auto* refused = std::get_if<Refused>(&event)) {
+      core_.NoteRefusal(refused->refusal, clock_->Now());
     } else if (auto* call = std::get_if<NewSessionCall>(&event)) {
       call->done({call->call.id, stopping, {}});
+    } else if (const auto* question = std::get_if<Question>(&event)) {
+      question->ask(nullptr);
     }
-    if (const auto* question = std::get_if<Question>(&event)) question->ask(nullptr);
   }
   StopSessions();
   while (!live_.empty()) {

@@ -31,8 +31,6 @@ struct RouterServerOptions {
   RouterOptions core;
   int64_t mailbox_max = 65536;  // events waiting for the router's thread
   absl::Duration tick = absl::Milliseconds(50);
-  // RouterCore::OnConcluded; on the router's thread.
-  RouterCore::Concluded concluded;
 };
 
 // Where messages to workers go. Called on the router's thread; must not block.
@@ -151,7 +149,7 @@ class RouterServer {
   };
 
   // As the mailbox's, and the thread hears of it.
-  bool Push(Event event);
+  bool Push(Event&& event);
   bool PushAlways(Event event);
   void Wake();
   // Why the mailbox takes no event.

@@ -1,4 +1,11 @@
 // A router that drains: what it took is counted until its client has heard of the end.
+#include <atomic>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <thread>
+
 #include "absl/synchronization/notification.h"
 #include "services/router/router_server.h"
 #include "tests/unit/services/fake_mesh.h"
@@ -105,6 +112,56 @@ TEST_F(DrainTest, RequestsOfOneNameDoNotMeet) {
   ASSERT_TRUE(second->ended.WaitForNotificationWithTimeout(absl::Seconds(5)));
   EXPECT_TRUE(second->status.ok()) << second->status;
   EXPECT_FALSE(first->ended.HasBeenNotified());
+}
+
+// What waits for the router's thread as it stops, and what comes after, is told by name all the same.
+TEST_F(DrainTest, WhoComesAsTheRouterStopsIsInTheLog) {
+  InitLog("test", LogLevel::kInfo);
+  ::testing::internal::CaptureStderr();
+  absl::Notification busy, go_on;
+  mesh.router->Ask([&](const RouterCore*) {
+    busy.Notify();
+    go_on.WaitForNotification();
+  });
+  busy.WaitForNotification();
+  const auto refuse = [&](const std::string& id) {
+    mesh.router->NoteRefusal(
+        {.request_id = id,
+         .trace = {.trace_id = "the-trace", .parent_id = "the-parent", .span_id = "span-" + id},
+         .status = absl::InvalidArgumentError("no such thing")});
+  };
+  refuse("turned-away");
+  const auto sink = Ask("late");
+  std::thread stop([&] { mesh.router->Stop(); });
+  const auto closed = std::make_shared<std::atomic<bool>>(false);
+  EXPECT_TRUE(FakeMesh::Await([&] {
+    mesh.router->Ask([closed](const RouterCore* core) { *closed = core == nullptr; });
+    return closed->load();
+  }));
+  go_on.Notify();
+  stop.join();
+  refuse("after");
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  InitLog("test", LogLevel::kError);
+  EXPECT_TRUE(sink->ended.HasBeenNotified());
+  EXPECT_EQ(sink->status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(mesh.router->unfinished(), 0);
+  std::map<std::string, std::string> lines;  // of refusals, by their requests
+  std::istringstream in(log);
+  for (std::string line; std::getline(in, line);) {
+    if (line.find("request.refused") == line.npos) continue;
+    for (const char* id : {"turned-away", "late/", "after"}) {
+      if (line.find(id) != line.npos) lines[id] = line;
+    }
+  }
+  EXPECT_EQ(lines.size(), 3u) << log;
+  EXPECT_THAT(lines["late/"], HasSubstr("stopping"));
+  for (const std::string id : {"turned-away", "after"}) {
+    EXPECT_THAT(lines[id], HasSubstr("span-" + id));
+    for (const char* field : {"the-trace", "the-parent", "INVALID_ARGUMENT", "no such thing"}) {
+      EXPECT_THAT(lines[id], HasSubstr(field));
+    }
+  }
 }
 
 }  // namespace
