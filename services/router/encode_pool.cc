@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "runtime/base/status.h"
+#include "services/common/retry_hint.h"
 
 namespace deltamesh {
 
@@ -22,8 +23,10 @@ EncodePool::~EncodePool() {
 absl::Status EncodePool::Post(std::function<void()> job) {
   absl::MutexLock lock(&mu_);
   if (static_cast<int64_t>(jobs_.size()) >= options_.queue_max) {
-    return ResourceExhausted(
-        "%d large inputs wait to be tokenised, the router's bound; retry later", jobs_.size());
+    return WithRetryAfter(
+        ResourceExhausted("%d large inputs wait to be tokenised, the router's bound; retry later",
+                          jobs_.size()),
+        absl::Seconds(1));
   }
   jobs_.push_back(std::move(job));
   return absl::OkStatus();

@@ -20,10 +20,9 @@ inline grpc::Status ToGrpc(const absl::Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), SafeMessage(status));
 }
 
-// For clients that are to come again; who found no room always is.
+// For clients that are to come again: where that helps the status says when.
 inline GrpcCall::Metadata RetryHint(const absl::Status& status) {
-  std::optional<absl::Duration> after = RetryAfterOf(status);
-  if (!after && absl::IsResourceExhausted(status)) after = absl::Seconds(1);
+  const std::optional<absl::Duration> after = RetryAfterOf(status);
   if (!after) return {};
   return {{kRetryAfterMs, std::to_string(absl::ToInt64Milliseconds(*after))},
           {kRetryAfter, std::to_string(RetrySeconds(*after))}};

@@ -118,8 +118,9 @@ void RouterServer::Generate(PreparedRequest request, std::shared_ptr<AnswerSink>
 
 absl::Status RouterServer::NotHeard() const {
   if (mailbox_.closed()) return Unavailable("the router is stopping");
-  return ResourceExhausted("%d events wait for the router, its bound; retry later",
-                           options_.mailbox_max);
+  return WithRetryAfter(ResourceExhausted("%d events wait for the router, its bound; retry later",
+                                          options_.mailbox_max),
+                        absl::Seconds(1));
 }
 
 void RouterServer::NoteRefusal(RefusedRequest refusal) {

@@ -7,6 +7,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/prefix/prefix_hash.h"
+#include "services/common/retry_hint.h"
 #include "services/router/session_stores.h"
 
 namespace deltamesh {
@@ -77,8 +78,10 @@ void SessionCalls::Start(SessionCall spec, bool running, bool target_running, ab
   if (live() > options_->session_calls_max) {
     return Refuse(
         call, SessionRefusal::kFull,
-        ResourceExhausted("%d session calls are going on, the router's bound; retry later",
-                          options_->session_calls_max));
+        WithRetryAfter(
+            ResourceExhausted("%d session calls are going on, the router's bound; retry later",
+                              options_->session_calls_max),
+            absl::Seconds(1)));
   }
   if (call.spec.deadline <= now) {
     return Refuse(call, SessionRefusal::kDeadline,

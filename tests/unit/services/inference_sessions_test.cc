@@ -4,6 +4,7 @@
 #include "absl/synchronization/notification.h"
 #include "deltamesh/v1/inference.grpc.pb.h"
 #include "services/common/grpc_server.h"
+#include "services/router/grpc_translation.h"
 #include "services/router/inference_service.h"
 #include "tests/unit/services/fake_mesh.h"
 
@@ -228,6 +229,14 @@ TEST_P(InferenceSessionsTest, ErrorsNameWhatIsWrong) {
   v1::ForkSessionResponse forked;
   expect(Call<v1::ForkSessionRequest>(&v1::Inference::Stub::ForkSession, &forked),
          grpc::StatusCode::INVALID_ARGUMENT, "new_session: is empty");
+}
+
+// A session that is too large, or a store full of records, is so a second later too.
+TEST(InferenceBoundsTest, WhereComingAgainDoesNotHelpNobodyIsToldTo) {
+  const absl::Status full = absl::ResourceExhaustedError("session: 9 tokens are more than fit");
+  EXPECT_TRUE(RetryHint(full).empty());
+  const GrpcCall::Metadata hint = RetryHint(WithRetryAfter(full, absl::Milliseconds(1500)));
+  EXPECT_EQ(hint, (GrpcCall::Metadata{{"retry-after-ms", "1500"}, {"retry-after", "2"}}));
 }
 
 TEST(InferenceBoundsTest, EveryRefusalForWantOfRoomSaysWhenToComeAgain) {
