@@ -211,10 +211,6 @@ absl::Status ReadBreakpoints(const Fields& fields, v1::CacheOptions* out) {
   const Json* at = fields.Find("cache_breakpoints");
   if (at == nullptr) return absl::OkStatus();
   if (!at->is_array()) return fields.Wrong("cache_breakpoints", *at, "a list of token counts");
-  if (at->size() > static_cast<size_t>(kCacheBreakpointsMax)) {
-    return InvalidArgument("cache_breakpoints: %d places; use at most %d", at->size(),
-                           kCacheBreakpointsMax);
-  }
   for (size_t i = 0; i < at->size(); ++i) {
     const std::string field = absl::StrFormat("cache_breakpoints[%d]", i);
     ASSIGN_OR_RETURN(const int64_t tokens, Fields::Integer(field, (*at)[i]));
@@ -259,10 +255,6 @@ absl::Status ReadMarks(const Json& messages, std::vector<ChatMark>* out) {
     }
     ASSIGN_OR_RETURN(const bool marked, ReadMark(messages[i], prefix));
     if (marked) out->push_back({.message = i});
-  }
-  if (out->size() > static_cast<size_t>(kCacheBreakpointsMax)) {
-    return InvalidArgument("messages: cache_control marks %d places; mark at most %d", out->size(),
-                           kCacheBreakpointsMax);
   }
   return absl::OkStatus();
 }
