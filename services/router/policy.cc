@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <tuple>
-#include <vector>
 
 namespace deltamesh {
 namespace {
@@ -11,26 +10,6 @@ bool HasRoom(const WorkerLoad& worker, const RequestShape& request, int64_t shar
   return !worker.draining && worker.slabs_free >= 1 &&
          worker.blocks_free >= request.blocks - shared_blocks &&
          worker.context_tokens >= request.context_tokens;
-}
-
-// Prompts are computed faster than answers; the mixed rate stands in until a worker has measured it.
-double PromptRate(const WorkerLoad& worker) {
-  return worker.prompt_tokens_per_second > 0 ? worker.prompt_tokens_per_second
-                                             : worker.tokens_per_second;
-}
-
-// The mean of the known rates, so that a worker that has not measured itself yet is neither shunned
-// nor flooded; 0 when nobody has.
-double FallbackRate(std::span<const Candidate> candidates) {
-  double sum = 0;
-  int64_t known = 0;
-  for (const Candidate& c : candidates) {
-    if (PromptRate(*c.load) > 0) {
-      sum += PromptRate(*c.load);
-      ++known;
-    }
-  }
-  return known > 0 ? sum / static_cast<double>(known) : 0;
 }
 
 // While no rate is known a token costs one, and what takes seconds is not held against it.
@@ -88,16 +67,13 @@ double StallWeight(const WorkerLoad& worker, const RequestShape& request,
       1.0, static_cast<double>(worker.resident) * first_token_seconds / request.answer_seconds);
 }
 
-void Price(std::span<Candidate> candidates, const RequestShape& request, double prompt_rate,
-           double any_rate) {
-  const double known = FallbackRate(candidates);
-  const double fallback = known > 0 ? known : any_rate;
+void Price(std::span<Candidate> candidates, const RequestShape& request, const MeanRates& rates) {
   for (Candidate& c : candidates) {
     double rate = c.load->prompt_tokens_per_second;
-    if (rate <= 0) rate = prompt_rate;
+    if (rate <= 0) rate = rates.prompts;
     if (rate <= 0) rate = c.load->tokens_per_second;
     c.room = HasRoom(*c.load, request, c.holding.shared_blocks);
-    ChooseFetch(c, request, rate > 0 ? rate : fallback);
+    ChooseFetch(c, request, rate > 0 ? rate : rates.any);
   }
 }
 
@@ -116,29 +92,6 @@ std::optional<size_t> Cheapest(std::span<const Candidate> candidates, const Requ
     }
   }
   return best;
-}
-
-double EstimateCost(const WorkerLoad& worker, const RequestShape& request, const Holding& holding,
-                    double fallback_rate) {
-  const double rate = PromptRate(worker);
-  return PartsAt(worker, request, holding, rate > 0 ? rate : fallback_rate).total();
-}
-
-std::optional<WorkerChoice> ChooseWorker(std::span<const WorkerLoad> workers,
-                                         const RequestShape& request,
-                                         std::span<const Holding> holdings) {
-  std::vector<Candidate> candidates;
-  for (size_t i = 0; i < workers.size(); ++i) {
-    candidates.push_back({.load = &workers[i],
-                          .holding = holdings.empty() ? Holding() : holdings[i],
-                          .room = false,
-                          .cost = {},
-                          .fetch = {}});
-  }
-  Price(candidates, request, 0);
-  const std::optional<size_t> best = Cheapest(candidates, request);
-  if (!best) return std::nullopt;
-  return WorkerChoice{.index = *best, .seconds = candidates[*best].cost.total()};
 }
 
 uint64_t PlacementHash(std::string_view affinity, std::string_view worker) {

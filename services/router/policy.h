@@ -97,26 +97,16 @@ struct Candidate {
   // Of compute_tokens, that are not computed.
   int64_t cached_tokens() const { return fetch ? offer()->tokens : holding.cached_tokens; }
 };
-// Fetches where that takes less than computing what it saves. `prompt_rate` stands in for a worker that has
-// not measured its own, `any_rate` where none of the candidates has measured any; 0: none is known.
-void Price(std::span<Candidate> candidates, const RequestShape& request, double prompt_rate,
-           double any_rate = 0);
+// Means over the workers that know theirs, for those that have not measured themselves yet, which are then
+// neither shunned nor flooded; 0: nobody knows.
+struct MeanRates {
+  double prompts = 0;  // tokens a second of prompts
+  double any = 0;      // the same, of mixed steps where nobody has measured prompts
+};
+// Fetches where that takes less than computing what it saves.
+void Price(std::span<Candidate> candidates, const RequestShape& request, const MeanRates& rates);
 // The cheapest priced one that has room; nothing when none has.
 std::optional<size_t> Cheapest(std::span<const Candidate> candidates, const RequestShape& request);
-
-// What Price says of one worker; `fallback_rate` stands in for an unknown rate.
-// Without fetching.
-double EstimateCost(const WorkerLoad& worker, const RequestShape& request, const Holding& holding,
-                    double fallback_rate);
-
-struct WorkerChoice {
-  size_t index = 0;
-  double seconds = 0;  // estimated; tokens while nobody has measured a rate
-};
-// Price and Cheapest in one. `holdings` is empty or has one for each worker.
-std::optional<WorkerChoice> ChooseWorker(std::span<const WorkerLoad> workers,
-                                         const RequestShape& request,
-                                         std::span<const Holding> holdings = {});
 
 // Stable over processes, compilers and years (FNV-1a over both names with a zero byte between).
 uint64_t PlacementHash(std::string_view affinity, std::string_view worker);

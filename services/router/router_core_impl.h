@@ -231,8 +231,7 @@ class RouterCore::Impl {
   CostParts HandedOver(const CostParts& prefill, const CostParts& decode,
                        const WorkerLoad& to) const;
   CostParts Alone(CostParts decode) const;
-  double MeanPromptRate() const;
-  double MeanRate() const;
+  MeanRates RatesNow() const;
   void OnPrefixes(const Worker& from, const mesh::PrefixChanges& message);
   void AskPrefixes(LinkId link);
   void SendStartDecode(const RouterRequest& r);
@@ -259,6 +258,7 @@ class RouterCore::Impl {
   void KeepSession(RouterRequest& r, bool ended, absl::Time now);
   bool IsRunning(const SessionId& session) const;
 
+  MeanRates rates_;                    // of the try in progress
   Priced prefills_, decodes_, alone_;  // to hand over to, and to compute alone
   std::vector<FetchFrom> fetch_from_;  // of the last try, the deepest first
   DecisionCandidate scratch_;

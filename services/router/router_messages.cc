@@ -148,6 +148,7 @@ void RouterCore::Impl::OnLanding(const Worker& from, const mesh::LandingGranted&
   if (r->prefill == 0) {
     LookUp(*r, now);
     FindFetchSources(*r);
+    rates_ = RatesNow();
     const std::optional<Choice> other = ChoosePrefill(*r, r->handoff_tokens);
     if (!other) {
       // The planned worker is gone and no other has room: plan the whole placement anew.

@@ -58,6 +58,7 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
   const int64_t block = BlockTokens();
   const int64_t position = (r.prompt_tokens() - 1) / block * block;
   LookUp(r, now);
+  rates_ = RatesNow();
   bool prefill_capable = false;
   std::optional<Choice> prefill, decode;
   prefills_.Start({});
@@ -82,7 +83,7 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
   // So may one that has not, where computing takes less than moving the state: once both are known.
   std::optional<Choice> alone;
   if (!prefill_capable || options.disaggregation == Disaggregation::kPlanned) {
-    const bool anyone = !prefill_capable || (handoff_bytes_per_second > 0 && MeanRate() > 0);
+    const bool anyone = !prefill_capable || (handoff_bytes_per_second > 0 && rates_.any > 0);
     alone = ChooseDecode(r, position, /*handoff=*/false, anyone, 0);
   }
   const bool with_prefill =
@@ -232,40 +233,28 @@ CostParts RouterCore::Impl::Alone(CostParts decode) const {
   return decode;
 }
 
-// Of workers that do not know theirs yet: the mean of the others; 0: nobody knows.
-double RouterCore::Impl::MeanPromptRate() const {
-  double sum = 0;
-  int64_t known = 0;
+MeanRates RouterCore::Impl::RatesNow() const {
+  double prompts = 0, any = 0;
+  int64_t prompts_known = 0, any_known = 0;
   for (const mesh::Role role : {mesh::ROLE_PREFILL, mesh::ROLE_DECODE}) {
     for (const Worker* w : members.Alive(role)) {
+      const double of_prompts = w->load.prompt_tokens_per_second, mixed = w->load.tokens_per_second;
       // Prefill workers compute nothing else, if in small steps.
-      const double rate = w->load.prompt_tokens_per_second > 0 || role == mesh::ROLE_DECODE
-                              ? w->load.prompt_tokens_per_second
-                              : w->load.tokens_per_second;
-      sum += rate;
-      known += rate > 0;
+      const double rate = of_prompts > 0 || role == mesh::ROLE_DECODE ? of_prompts : mixed;
+      prompts += rate;
+      prompts_known += rate > 0;
+      any += std::max(of_prompts, mixed);
+      any_known += std::max(of_prompts, mixed) > 0;
     }
   }
-  return known > 0 ? sum / static_cast<double>(known) : 0;
-}
-
-// Where nobody knows a rate of prompts: the mean of what is known; 0: nothing is.
-double RouterCore::Impl::MeanRate() const {
-  double sum = 0;
-  int64_t known = 0;
-  for (const mesh::Role role : {mesh::ROLE_PREFILL, mesh::ROLE_DECODE}) {
-    for (const Worker* w : members.Alive(role)) {
-      const double rate = std::max(w->load.prompt_tokens_per_second, w->load.tokens_per_second);
-      sum += rate;
-      known += rate > 0;
-    }
-  }
-  return known > 0 ? sum / static_cast<double>(known) : 0;
+  MeanRates rates;
+  if (any_known > 0) rates.any = any / static_cast<double>(any_known);
+  if (prompts_known > 0) rates.any = rates.prompts = prompts / static_cast<double>(prompts_known);
+  return rates;
 }
 
 std::optional<RouterCore::Impl::Choice> RouterCore::Impl::Choose(Priced& priced) {
-  const double prompts = MeanPromptRate();
-  Price(priced.candidates, priced.shape, prompts, prompts > 0 ? prompts : MeanRate());
+  Price(priced.candidates, priced.shape, rates_);
   const std::optional<size_t> best = Cheapest(priced.candidates, priced.shape);
   if (!best) return std::nullopt;
   const Candidate& c = priced.candidates[*best];

@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <optional>
+#include <span>
 #include <vector>
 
 namespace deltamesh {
@@ -15,10 +18,39 @@ RequestShape Shape(std::string_view id) {
   return {.affinity = id, .compute_tokens = 100, .blocks = 2, .context_tokens = 128};
 }
 
+std::vector<Candidate> PricedOf(std::span<const WorkerLoad> workers, const RequestShape& request,
+                                std::span<const Holding> holdings, const MeanRates& rates) {
+  std::vector<Candidate> candidates;
+  for (size_t i = 0; i < workers.size(); ++i) {
+    candidates.push_back({.load = &workers[i],
+                          .holding = holdings.empty() ? Holding() : holdings[i],
+                          .cost = {},
+                          .fetch = {}});
+  }
+  Price(candidates, request, rates);
+  return candidates;
+}
+
+// Where nobody knows the rate of prompts. `holdings` is empty or has one for each worker.
+std::vector<Candidate> PricedOf(std::span<const WorkerLoad> workers, const RequestShape& request,
+                                std::span<const Holding> holdings = {}) {
+  double sum = 0;
+  int known = 0;
+  for (const WorkerLoad& w : workers) {
+    const double rate = std::max(w.prompt_tokens_per_second, w.tokens_per_second);
+    sum += rate;
+    known += rate > 0;
+  }
+  return PricedOf(workers, request, holdings, {.any = known > 0 ? sum / known : 0});
+}
+
 std::optional<size_t> Choose(std::span<const WorkerLoad> workers, const RequestShape& request,
                              std::span<const Holding> holdings = {}) {
-  const std::optional<WorkerChoice> chosen = ChooseWorker(workers, request, holdings);
-  return chosen ? std::optional(chosen->index) : std::nullopt;
+  return Cheapest(PricedOf(workers, request, holdings), request);
+}
+
+double CostOf(const WorkerLoad& worker, const Holding& holding, double rate) {
+  return PricedOf({&worker, 1}, Shape("x"), {&holding, 1}, {.any = rate})[0].cost.total();
 }
 
 TEST(PolicyTest, WhatAWorkerHoldsAndWhatMustMoveCount) {
@@ -29,9 +61,9 @@ TEST(PolicyTest, WhatAWorkerHoldsAndWhatMustMoveCount) {
   w[1].waiting_tokens = 63;
   EXPECT_EQ(Choose(w, Shape("x"), std::vector<Holding>{{}, {64}, {}}), 1u);
   EXPECT_NE(Choose(w, Shape("x"), std::vector<Holding>{{}, {64, 0.2}, {}}), 1u);
-  const auto chosen = ChooseWorker(w, Shape("x"), std::vector<Holding>{{0, 9}, {64, 9}, {32, 1}});
-  EXPECT_EQ(chosen->index, 2u);
-  EXPECT_DOUBLE_EQ(chosen->seconds, 6.8 + 1);
+  const auto c = PricedOf(w, Shape("x"), std::vector<Holding>{{0, 9}, {64, 9}, {32, 1}});
+  EXPECT_EQ(Cheapest(c, Shape("x")), 2u);
+  EXPECT_DOUBLE_EQ(c[2].cost.total(), 6.8 + 1);
 }
 
 // What lies on a worker's disk is worth what reading it saves, and never costs more than computing.
@@ -40,7 +72,7 @@ TEST(PolicyTest, ColdSnapshotsCostTheTimeToReadThem) {
   for (WorkerLoad& load : w) load.prompt_tokens_per_second = 10;
   const auto seconds = [&](double bytes_per_second, int64_t bytes) {
     w[1].store_bytes_per_second = bytes_per_second;
-    return EstimateCost(w[1], Shape("x"), {.cached_tokens = 64, .cold_bytes = bytes}, 1);
+    return CostOf(w[1], {.cached_tokens = 64, .cold_bytes = bytes}, 1);
   };
   EXPECT_DOUBLE_EQ(seconds(0, 1000), 3.6);    // nobody has read from it yet
   EXPECT_DOUBLE_EQ(seconds(1000, 0), 3.6);    // in memory
@@ -61,7 +93,7 @@ TEST(PolicyTest, StatesElsewhereAreBroughtWhenThatIsQuicker) {
   const auto price = [&](size_t offers, bool must) {
     c.holding.fetch_count = offers;
     c.holding.must_fetch = must;
-    Price({&c, 1}, Shape("x"), 0);
+    Price({&c, 1}, Shape("x"), {});
     return c.cost.total();
   };
   EXPECT_DOUBLE_EQ(price(0, false), 8);
@@ -121,9 +153,9 @@ TEST(PolicyTest, EstimateByHand) {
   WorkerLoad w = Load("a");
   w.waiting_tokens = 50;
   w.resident = 10;
-  EXPECT_DOUBLE_EQ(EstimateCost(w, Shape("x"), {}, 16), (50 + 10 + 100) / 16.0);
+  EXPECT_DOUBLE_EQ(CostOf(w, {}, 16), (50 + 10 + 100) / 16.0);
   w.tokens_per_second = 32;
-  EXPECT_DOUBLE_EQ(EstimateCost(w, Shape("x"), {}, 16), (50 + 10 + 100) / 32.0);
+  EXPECT_DOUBLE_EQ(CostOf(w, {}, 16), (50 + 10 + 100) / 32.0);
 }
 
 TEST(PolicyTest, TiesGoToMoreRoomThenSpreadByAStableHash) {
@@ -150,7 +182,7 @@ TEST(PolicyTest, TokensAndSecondsAreNeverAddedUp) {
     std::vector<Candidate> c(2);
     for (size_t i = 0; i < 2; ++i) c[i].load = &w[i];
     c[0].holding = a;
-    Price(c, Shape("x"), prompt_rate, any_rate);
+    Price(c, Shape("x"), {.prompts = prompt_rate, .any = any_rate});
     return c;
   };
   auto c = price({.cached_tokens = 64, .transfer_seconds = 500}, 0, 0);
