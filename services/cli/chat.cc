@@ -179,9 +179,9 @@ class Chat {
       return false;
     }
     const v1::ModelInfo& m = models.models(0);
-    out_ << absl::StrFormat("%s (%s, %d tokens of context)%s\n", m.name(), m.family(),
-                            m.context_tokens(),
-                            m.random_weights() ? ": the weights are random, answers are noise" : "");
+    out_ << absl::StrFormat(
+        "%s (%s, %d tokens of context)%s\n", m.name(), m.family(), m.context_tokens(),
+        m.random_weights() ? ": the weights are random, answers are noise" : "");
     if (terminal_) out_ << "(a line that ends with \\ goes on in the next; /help tells more)\n";
     out_ << std::flush;
     return true;
@@ -333,8 +333,8 @@ void AddChatFlags(CLI::App* app, ChatOptions* o) {
       ->envname("DELTAMESH_ROUTER");
   app->add_option(
       "--model", o->model,
-      "model to use, or for a mesh of its own the checkpoint folder (default: the router's "
-      "only one, or the one that comes with deltamesh)");
+      "the checkpoint folder, with a slash in it (./NAME), for a mesh of its own, or the name that "
+      "a router serves (default: the router's only one, or the one that comes with deltamesh)");
   app->add_option("--system", o->system, "system message");
   app->add_option("--max-tokens", o->max_tokens,
                   "longest answer (default: up to the context limit)")
