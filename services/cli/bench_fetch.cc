@@ -1,86 +1,26 @@
 #include "services/cli/bench_fetch.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <fstream>
 #include <utility>
 
 #include "absl/time/clock.h"
 #include "runtime/base/status.h"
+#include "services/cli/bench_process.h"
 #include "services/cli/bench_rows.h"
 #include "services/cli/bench_turns.h"
-#include "services/cli/children.h"
-#include "services/cli/first_answer.h"
 #include "services/cli/local_mesh.h"
-#include "services/cli/random_model.h"
 
 namespace deltamesh {
 namespace {
 
 constexpr absl::Duration kLongest = absl::Minutes(15);  // for one request
-constexpr absl::Duration kReadyMax = absl::Minutes(5), kStopMax = absl::Seconds(10);
+constexpr absl::Duration kReadyMax = absl::Minutes(5);
 constexpr absl::Duration kTold =
     absl::Milliseconds(700);  // what a turn left behind reaches both routers
 constexpr int64_t kAnswerTokens = 8, kWarmTokens = 200;
 constexpr int kComputedMost = 3;  // repetitions of what takes the longest
 // Sequences of BenchTokens: no two prompts alike.
 constexpr uint64_t kContextSequence = 3, kWarmSequence = 3000, kAppendSequence = 4000;
-
-// One more process of this binary, which tells its ports.
-class OneProcess {
- public:
-  static absl::StatusOr<std::unique_ptr<OneProcess>> Start(const std::string& name,
-                                                           std::vector<std::string> args) {
-    std::unique_ptr<OneProcess> process(new OneProcess(name));
-    ASSIGN_OR_RETURN(process->folder_, ScratchFolder::Create());
-    const std::string ports = process->folder_->path() + "/ports";
-    process->children_ = std::make_unique<Children>(process->folder_->path());
-    args.push_back("--ports-file=" + ports);
-    args.push_back("--parent=" + std::to_string(getpid()));
-    RETURN_IF_ERROR(process->children_->Start(name, std::move(args)));
-    RETURN_IF_ERROR(process->Await("up", [&] {
-      std::ifstream in(ports);
-      for (std::string line; std::getline(in, line);) {
-        if (line.starts_with("grpc=")) process->address_ = line.substr(5);
-      }
-      return !process->address_.empty();
-    }));
-    return process;
-  }
-  ~OneProcess() {
-    if (children_ != nullptr) children_->StopAll(kStopMax);
-  }
-
-  absl::Status AwaitServing() {
-    return Await("ready", [this] { return IsServing(address_); });
-  }
-  const std::string& address() const { return address_; }
-
- private:
-  explicit OneProcess(std::string name) : name_(std::move(name)) {}
-
-  template <typename Done>
-  absl::Status Await(const char* what, Done done) {
-    const absl::Time until = absl::Now() + kReadyMax;
-    while (!done()) {
-      const auto exit = children_->Reap();
-      if (exit || absl::Now() > until) {
-        std::string words;
-        for (const std::string& line : children_->Tail(name_, 8)) words += "\n  | " + line;
-        return Unavailable("the benchmark's %s was not %s%s. Its last words:%s", name_, what,
-                           exit ? ": " + exit->how : " in time", words);
-      }
-      absl::SleepFor(absl::Milliseconds(20));
-    }
-    return absl::OkStatus();
-  }
-
-  const std::string name_;
-  std::unique_ptr<ScratchFolder> folder_;
-  std::unique_ptr<Children> children_;
-  std::string address_;
-};
 
 class FetchBench {
  public:
@@ -107,9 +47,9 @@ class FetchBench {
 
   const FetchBenchOptions& o_;
   std::vector<TokenId> context_;
-  std::unique_ptr<OneProcess> handing_over_, prefill_;  // a router and its prefill worker
-  std::unique_ptr<LocalMesh> mesh_;                     // the other one, and the decode worker
-  std::unique_ptr<TurnClient> here_, there_;            // that computes there, and that hands over
+  std::unique_ptr<BenchProcess> handing_over_, prefill_;  // a router and its prefill worker
+  std::unique_ptr<LocalMesh> mesh_;                       // the other one, and the decode worker
+  std::unique_ptr<TurnClient> here_, there_;  // that computes there, and that hands over
   uint64_t next_ = 0;
 };
 
@@ -123,10 +63,12 @@ std::vector<std::string> FetchBench::WorkerFlags() const {
 }
 
 absl::Status FetchBench::StartMesh() {
-  ASSIGN_OR_RETURN(handing_over_,
-                   OneProcess::Start("router", {"router", "--model=" + o_.model,
-                                                "--listen=127.0.0.1:0", "--http=127.0.0.1:0",
-                                                "--model-name=bench", "--disaggregate=always"}));
+  ASSIGN_OR_RETURN(
+      handing_over_,
+      BenchProcess::Start("router",
+                          {"router", "--model=" + o_.model, "--listen=127.0.0.1:0",
+                           "--http=127.0.0.1:0", "--model-name=bench", "--disaggregate=always"},
+                          kReadyMax));
   LocalMeshOptions o;
   o.model = o_.model;
   o.threads = o_.threads;
@@ -134,12 +76,12 @@ absl::Status FetchBench::StartMesh() {
   o.weights = o_.weights;
   o.activations = o_.activations;
   o.packed_dir = o_.packed_dir;
-  o.flags = {"--prefill=0", "--worker-flag=--router=" + handing_over_->address()};
+  o.flags = {"--prefill=0", "--worker-flag=--router=" + handing_over_->grpc()};
   for (const std::string& flag : WorkerFlags()) o.flags.push_back("--worker-flag=" + flag);
   ASSIGN_OR_RETURN(mesh_, LocalMesh::Start(o));
   RETURN_IF_ERROR(handing_over_->AwaitServing());
   here_ = std::make_unique<TurnClient>(mesh_->router(), kLongest);
-  there_ = std::make_unique<TurnClient>(handing_over_->address(), kLongest);
+  there_ = std::make_unique<TurnClient>(handing_over_->grpc(), kLongest);
   RETURN_IF_ERROR(here_->Open());
   return there_->Open();
 }
@@ -148,7 +90,7 @@ absl::Status FetchBench::StartPrefill() {
   prefill_.reset();
   std::vector<std::string> args = {"prefill",
                                    "--model=" + o_.model,
-                                   "--router=" + handing_over_->address(),
+                                   "--router=" + handing_over_->grpc(),
                                    "--name=prefill-0",
                                    "--listen=127.0.0.1:0",
                                    "--http=127.0.0.1:0",
@@ -160,7 +102,7 @@ absl::Status FetchBench::StartPrefill() {
                                    "--drain-seconds=1",
                                    "--local-experts"};
   for (const std::string& flag : WorkerFlags()) args.push_back(flag);
-  ASSIGN_OR_RETURN(prefill_, OneProcess::Start("prefill", std::move(args)));
+  ASSIGN_OR_RETURN(prefill_, BenchProcess::Start("prefill", std::move(args), kReadyMax));
   RETURN_IF_ERROR(prefill_->AwaitServing());
   for (int i = 0; i < 2; ++i) RETURN_IF_ERROR(Warm());
   return absl::OkStatus();

@@ -1,11 +1,7 @@
 #include <grpcpp/grpcpp.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <thread>
 
@@ -14,11 +10,11 @@
 #include "deltamesh/v1/inference.grpc.pb.h"
 #include "runtime/base/status.h"
 #include "runtime/text/text_digest.h"
+#include "services/cli/bench_process.h"
 #include "services/cli/bench_router.h"
 #include "services/cli/bench_router_http.h"
 #include "services/cli/bench_router_prompt.h"
 #include "services/cli/bench_rows.h"
-#include "services/cli/children.h"
 #include "services/cli/stub_workers.h"
 
 namespace deltamesh {
@@ -31,41 +27,29 @@ class BenchedRouter {
  public:
   static absl::StatusOr<std::unique_ptr<BenchedRouter>> Start(const RouterBenchOptions& o,
                                                               int64_t workers);
-  ~BenchedRouter() {
-    stubs_.reset();
-    children_->StopAll(absl::Seconds(5));
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
-
   // Of all its threads, ended ones included.
   absl::StatusOr<double> CpuSeconds() const;
-  const std::string& address() const { return address_; }
-  const std::string& http() const { return http_; }
+  const std::string& address() const { return process_->grpc(); }
+  const std::string& http() const { return process_->http(); }
 
  private:
   BenchedRouter() = default;
-  absl::Status AwaitPorts();
 
-  std::string folder_, address_, http_;
-  std::unique_ptr<Children> children_;
-  std::unique_ptr<StubWorkers> stubs_;
+  std::unique_ptr<BenchProcess> process_;
+  std::unique_ptr<StubWorkers> stubs_;  // gone before it
 };
 
 absl::StatusOr<std::unique_ptr<BenchedRouter>> BenchedRouter::Start(const RouterBenchOptions& o,
                                                                     int64_t workers) {
   std::unique_ptr<BenchedRouter> router(new BenchedRouter);
-  std::string folder = (std::filesystem::temp_directory_path() / "deltamesh-bench-XXXXXX").string();
-  if (mkdtemp(folder.data()) == nullptr) return Unavailable("%s: cannot be created", folder);
-  router->folder_ = folder;
-  router->children_ = std::make_unique<Children>(folder);
-  RETURN_IF_ERROR(router->children_->Start(
-      "router", {"router", "--model=" + o.model, "--listen=127.0.0.1:0", "--http=127.0.0.1:0",
-                 "--ports-file=" + folder + "/ports", "--parent=" + std::to_string(getpid())}));
-  RETURN_IF_ERROR(router->AwaitPorts());
+  ASSIGN_OR_RETURN(
+      router->process_,
+      BenchProcess::Start(
+          "router", {"router", "--model=" + o.model, "--listen=127.0.0.1:0", "--http=127.0.0.1:0"},
+          kReadyMax));
   ASSIGN_OR_RETURN(const std::string digest, TextDigest(o.model));
   router->stubs_ = std::make_unique<StubWorkers>(
-      StubWorkersOptions{.router = router->address_,
+      StubWorkersOptions{.router = router->address(),
                          .text_digest = digest,
                          .workers = workers,
                          .token_gap = absl::Milliseconds(o.token_gap_ms)});
@@ -78,28 +62,10 @@ absl::StatusOr<std::unique_ptr<BenchedRouter>> BenchedRouter::Start(const Router
   return router;
 }
 
-absl::Status BenchedRouter::AwaitPorts() {
-  const absl::Time until = absl::Now() + kReadyMax;
-  for (; absl::Now() < until; absl::SleepFor(absl::Milliseconds(20))) {
-    if (const auto exit = children_->Reap()) {
-      std::string words;
-      for (const std::string& line : children_->Tail("router", 8)) words += "\n  | " + line;
-      return Unavailable("the router ended: %s. Its last words:%s", exit->how, words);
-    }
-    std::ifstream ports(folder_ + "/ports");
-    for (std::string line; std::getline(ports, line);) {
-      if (line.starts_with("grpc=")) address_ = line.substr(5);
-      if (line.starts_with("http=")) http_ = line.substr(5);
-    }
-    if (!address_.empty() && !http_.empty()) return absl::OkStatus();
-  }
-  return DeadlineExceeded("the router was not up within %s", absl::FormatDuration(kReadyMax));
-}
-
 absl::StatusOr<double> BenchedRouter::CpuSeconds() const {
   clockid_t clock{};
   timespec t{};
-  if (clock_getcpuclockid(children_->pid("router"), &clock) != 0 || clock_gettime(clock, &t) != 0) {
+  if (clock_getcpuclockid(process_->pid(), &clock) != 0 || clock_gettime(clock, &t) != 0) {
     return Unavailable("the router's CPU time cannot be read");
   }
   return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
