@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "deltamesh/mesh/handoff.pb.h"
+#include "deltamesh/mesh/mesh.pb.h"
 #include "runtime/cache/sequence_state.h"
 
 namespace deltamesh {
