@@ -85,12 +85,15 @@ struct Engine::Impl {
     Sequence* sequence;
     int64_t tokens;
     bool samples;
+    int64_t cut;  // after so many tokens, within; 0: none
   };
 
   absl::Status Check(const SequenceSpec& spec) const;
   int64_t Positions(const SequenceSpec& spec) const;
-  std::vector<Part> Plan(StepReport& report);
-  absl::Status Forward(std::span<const Part> parts);
+  std::unique_ptr<SequenceState> StateForCut() const;
+  std::vector<Part> Plan(bool pass_cut, StepReport& report);
+  absl::Status Forward(std::span<const Part> parts, SequenceState* copy);
+  void AtCuts(const Part& part, std::unique_ptr<SequenceState> copy) const;
   std::optional<SequenceOutput> Conclude(const Part& part, const float* logits);
   SequenceOutput SampleNext(const Part& part, const float* logits);
   void Remove(SequenceId id) {
@@ -201,10 +204,11 @@ bool Engine::HasWork() const { return impl_->scheduler.HasWork(); }
 
 StepReport Engine::Step() {
   StepReport report;
-  const std::vector<Impl::Part> parts = impl_->Plan(report);
+  std::unique_ptr<SequenceState> copy = impl_->StateForCut();
+  const std::vector<Impl::Part> parts = impl_->Plan(copy != nullptr, report);
   if (parts.empty()) return report;
 
-  if (const absl::Status status = impl_->Forward(parts); !status.ok()) {
+  if (const absl::Status status = impl_->Forward(parts, copy.get()); !status.ok()) {
     for (const Impl::Part& part : parts) {
       LogWarning("engine.step_failed",
                  {{"request", part.sequence->spec.request}, {"error", status.ToString()}});
@@ -216,7 +220,7 @@ StepReport Engine::Step() {
 
   const float* logits = impl_->logits.data();
   for (const Impl::Part& part : parts) {
-    if (part.sequence->at_cut()) part.sequence->spec.at_cut(*part.sequence->state);
+    impl_->AtCuts(part, part.cut > 0 ? std::move(copy) : nullptr);
     if (std::optional<SequenceOutput> output = impl_->Conclude(part, logits)) {
       const bool gone = !output->error.ok() || (output->finish != FinishKind::kRunning &&
                                                 output->finish != FinishKind::kPrefilled);
@@ -228,15 +232,37 @@ StepReport Engine::Step() {
   return report;
 }
 
-std::vector<Engine::Impl::Part> Engine::Impl::Plan(StepReport& report) {
+// For a cut that a piece passes. Null when none is to come, or only the last slab is free: a sequence may
+// come for it while the step runs, and a step of its own costs less than turning one away.
+std::unique_ptr<SequenceState> Engine::Impl::StateForCut() const {
+  if (!scheduler.CutAhead() || pools.slabs->free_slots() < 2) return nullptr;
+  absl::StatusOr<std::unique_ptr<SequenceState>> copy = SequenceState::CreateUnset(pools);
+  return copy.ok() ? *std::move(copy) : nullptr;
+}
+
+// Calls for a cut that was passed within the step, then for one where the sequence stands now.
+void Engine::Impl::AtCuts(const Part& part, std::unique_ptr<SequenceState> copy) const {
+  const Sequence& s = *part.sequence;
+  if (copy != nullptr && s.spec.at_cut != nullptr) {
+    const int64_t position = s.state->position() - part.tokens + part.cut;
+    const auto blocks = s.state->blocks().begin();
+    copy->Restore(position, {blocks, blocks + position / kBlockTokens});
+    s.spec.at_cut(*copy);
+  }
+  copy.reset();
+  if (s.at_cut()) s.spec.at_cut(*s.state);
+}
+
+std::vector<Engine::Impl::Part> Engine::Impl::Plan(bool pass_cut, StepReport& report) {
   std::vector<Part> parts;
-  for (const PlannedChunk& chunk : scheduler.Plan()) {
+  for (const PlannedChunk& chunk : scheduler.Plan(pass_cut)) {
     Sequence& s = sequences.at(chunk.id);
     const int64_t end = s.state->position() + chunk.tokens;
     parts.push_back({.id = chunk.id,
                      .sequence = &s,
                      .tokens = chunk.tokens,
-                     .samples = !s.prefill() && end >= s.prompt_end()});
+                     .samples = !s.prefill() && end >= s.prompt_end(),
+                     .cut = chunk.cut});
     report.tokens += chunk.tokens;
     if (s.answer.empty()) report.prompt_tokens += chunk.tokens;
     ++report.sequences;
@@ -244,7 +270,7 @@ std::vector<Engine::Impl::Part> Engine::Impl::Plan(StepReport& report) {
   return parts;
 }
 
-absl::Status Engine::Impl::Forward(std::span<const Part> parts) {
+absl::Status Engine::Impl::Forward(std::span<const Part> parts, SequenceState* copy) {
   const int64_t vocab = model->config().vocab;
   const int64_t samples =
       std::count_if(parts.begin(), parts.end(), [](const Part& p) { return p.samples; });
@@ -257,11 +283,16 @@ absl::Status Engine::Impl::Forward(std::span<const Part> parts) {
   for (const Part& part : parts) {
     Sequence& s = *part.sequence;
     const int64_t position = s.state->position();
-    SequenceChunk chunk = {.state = s.state.get(), .tokens = {}, .layer_done = nullptr};
+    SequenceChunk chunk;
+    chunk.state = s.state.get();
     chunk.tokens = s.answer.empty() ? std::span<const TokenId>(s.spec.prompt)
                                           .subspan(static_cast<size_t>(position),
                                                    static_cast<size_t>(part.tokens))
                                     : std::span<const TokenId>(s.answer).last(1);
+    if (part.cut > 0) {
+      chunk.copy = copy;
+      chunk.copy_after = part.cut;
+    }
     if (part.samples) {
       chunk.logits = 1;
       chunk.out = out;

@@ -51,12 +51,13 @@ struct SequenceSpec {
   // Prefill only: layer `layer` of the model holds its final state at `stop_at` (called during the last
   // chunk, layers ascending). May be null.
   std::function<void(int64_t layer, const SequenceState& state)> layer_final;
-  // Where to stop for `at_cut`: multiples of 64, ascending, above the state's position, at most the
+  // Where to call `at_cut`: multiples of 64, ascending, above the state's position, at most the
   // prompt's length (`stop_at` when prefilling).
   std::vector<int64_t> cuts;
   // With `cut_answer` also at each multiple of 64 from the end of the prompt on.
   bool cut_answer = false;
-  // The state stands at a cut; called within Step, must not call the engine. May be null.
+  // A state that stands at a cut: the sequence's, or a copy where a step passed one; valid until it returns.
+  // Called within Step, must not call the engine. May be null.
   std::function<void(const SequenceState& state)> at_cut;
 };
 

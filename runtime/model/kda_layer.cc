@@ -128,6 +128,30 @@ void AdvanceHead(const ModelConfig& c, const KdaWeights& w, int64_t kda_index,
                        .head_end = head + 1});
 }
 
+// S and conv of one head, to the same layer of another slab.
+void CopyHead(const ModelConfig& c, const SlabLayer& from, const SlabLayer& to, int64_t head) {
+  const int64_t dim = c.kda_dim, matrix = dim * dim;
+  std::copy_n(from.s + head * matrix, matrix, to.s + head * matrix);
+  for (int64_t row = 0; row < 3 * (c.conv_taps - 1); ++row) {
+    const int64_t at = row * c.kda_width() + head * dim;
+    std::copy_n(from.conv + at, dim, to.conv + at);
+  }
+}
+
+// AdvanceHead, with a stop where a copy is wanted.
+void AdvanceAndCopyHead(const ModelConfig& c, const KdaWeights& w, int64_t kda_index,
+                        const StepChunk& chunk, int64_t head, const KdaBuffers& b) {
+  if (chunk.copy == nullptr) return AdvanceHead(c, w, kda_index, chunk, head, b);
+  StepChunk before = chunk, after = chunk;
+  before.tokens = chunk.copy_after;
+  after.first += chunk.copy_after;
+  after.start += chunk.copy_after;
+  after.tokens -= chunk.copy_after;
+  AdvanceHead(c, w, kda_index, before, head, b);
+  CopyHead(c, chunk.state->slab_layer(kda_index), chunk.copy->slab_layer(kda_index), head);
+  AdvanceHead(c, w, kda_index, after, head, b);
+}
+
 void NormAndGate(const ModelConfig& c, const KdaWeights& w, const Step& step, const KdaBuffers& b) {
   const int64_t dim = c.kda_dim;
   step.pool.ParallelFor(step.tokens * c.kda_heads, RowGrain(16 * dim),
@@ -156,7 +180,7 @@ void KdaLayer(const ModelConfig& config, const KdaWeights& w, int64_t kda_index,
   step.pool.ParallelFor(chunks * heads, RowGrain(item_cost), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const StepChunk& chunk = step.chunks[static_cast<size_t>(i / heads)];
-      AdvanceHead(config, w, kda_index, chunk, i % heads, b);
+      AdvanceAndCopyHead(config, w, kda_index, chunk, i % heads, b);
     }
   });
   NormAndGate(config, w, step, b);

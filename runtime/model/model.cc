@@ -59,7 +59,10 @@ int64_t Model::Impl::AcceptBatch(std::span<SequenceChunk> batch) {
     for (const StepChunk& other : chunks) {
       CHECK(other.state != c.state, "a sequence twice in one batch");
     }
-    chunks.push_back({c.state, rows, tokens, start});
+    CHECK(c.copy == nullptr || (c.copy_after > 0 && c.copy_after < tokens &&
+                                (start + c.copy_after) % kBlockTokens == 0),
+          "a copy after %d of %d tokens from %d on", c.copy_after, tokens, start);
+    chunks.push_back({c.state, rows, tokens, start, c.copy, c.copy_after});
     rows += tokens;
   }
   CHECK(rows > 0 && rows <= kForwardTokensMax, "%d tokens in one call, at most %d", rows,

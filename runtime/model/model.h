@@ -39,6 +39,10 @@ struct SequenceChunk {
   // the model) is final for this chunk; the rest of the layer and the state's position come later. May be
   // null.
   std::function<void(int64_t layer)> layer_done;
+  // Null, or an own state whose slab takes S and conv as they are after the first `copy_after` tokens, where
+  // the state stands at a multiple of 64; its position and blocks are left to the caller (Restore).
+  SequenceState* copy = nullptr;
+  int64_t copy_after = 0;  // below tokens.size()
 };
 
 class Model {

@@ -17,6 +17,9 @@ struct StepChunk {
   int64_t first;
   int64_t tokens;
   int64_t start;
+  SequenceState* copy =
+      nullptr;  // takes S and conv as they are after the first `copy_after` tokens
+  int64_t copy_after = 0;
 };
 
 struct Step {

@@ -1,7 +1,8 @@
 // Where the computation of a prompt stops for a moment so that a snapshot can be taken.
 //
 // Positions are cut points of the scheduler, so a snapshot never depends on where a step happened to end. A
-// cut ends a piece of the prompt, so cuts that lie close cost steps; the tail costs none:
+// step passes one with a copy made on the way (scheduler.h), so only cuts that lie closer than steps are
+// long cost steps of their own:
 //   * breakpoints: the end of tools and system text, or where the client said;
 //   * a junction: the prompt leaves a known path beyond its deepest snapshot, so the third visitor finds
 //     what the second one had to compute;

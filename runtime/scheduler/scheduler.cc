@@ -45,13 +45,14 @@ void Scheduler::Remove(SequenceId id) {
   std::erase_if(entries_, [&](const Entry& e) { return e.id == id; });
 }
 
-std::vector<PlannedChunk> Scheduler::Plan() {
+std::vector<PlannedChunk> Scheduler::Plan(bool pass_cut) {
   GiveSeats();
   ++step_;
   int64_t budget = options_.step_tokens_max;
   std::vector<PlannedChunk> plan;
   const auto take = [&](Entry& e, int64_t tokens) {
-    plan.push_back({e.id, tokens});
+    const int64_t cut = e.prompt() ? e.next_cut(e.position) - e.position : 0;
+    plan.push_back({.id = e.id, .tokens = tokens, .cut = cut < tokens ? cut : 0});
     e.position += tokens;
     e.on_seat += tokens;
     e.served = step_;
@@ -65,7 +66,11 @@ std::vector<PlannedChunk> Scheduler::Plan() {
   }
   if (prompts.empty() || budget == 0) return plan;
 
-  for (Entry* e : prompts) e->planned = 0;
+  for (Entry* e : prompts) {
+    e->planned = 0;
+    e->passes = pass_cut && e->next_cut(e->position) < e->end;
+    pass_cut &= !e->passes;
+  }
   const int64_t share = std::max<int64_t>(kGrid, budget / static_cast<int64_t>(prompts.size()));
   budget = PlanPrompts(prompts, budget, share);
   PlanPrompts(prompts, budget, options_.chunk_tokens_max);
@@ -132,6 +137,11 @@ int64_t Scheduler::PlanPrompts(const std::vector<Entry*>& prompts, int64_t budge
 bool Scheduler::HasWork() const {
   return std::any_of(entries_.begin(), entries_.end(),
                      [](const Entry& e) { return !e.complete(); });
+}
+
+bool Scheduler::CutAhead() const {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [](const Entry& e) { return e.prompt() && e.next_cut(e.position) < e.end; });
 }
 
 int64_t Scheduler::running() const {

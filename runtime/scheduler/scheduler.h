@@ -10,8 +10,9 @@
 //   * What is left of step_tokens_max is shared evenly among running prompts, at least one block
 //     each, least recently served first; what nobody took goes to them again in that order. No
 //     sequence gets more than chunk_tokens_max. So a short prompt behind a long one starts at once.
-//   * A piece never passes its end or a cut, and ends at a multiple of 64 when it can and more
-//     remains: tiles and blocks are then computed whole.
+//   * A piece never passes its end, and ends at a multiple of 64 when it can and more remains: tiles
+//     and blocks are then computed whole. It passes no cut either, but for one piece of one step
+//     where the caller can hold one more state: then a cut costs no step of its own.
 //
 // Pure: no clock, no threads; the same calls give the same plans. Results of sequences never depend
 // on it.
@@ -31,10 +32,12 @@ struct SchedulerOptions {
   int64_t running_max = 16;
 };
 
-// `tokens` more tokens of a sequence: one sampled token, or a piece of its prompt.
+// `tokens` more tokens of a sequence: one sampled token, or a piece of its prompt, which passes a cut
+// after `cut` of them (0: none).
 struct PlannedChunk {
   SequenceId id;
   int64_t tokens;
+  int64_t cut = 0;
 };
 
 class Scheduler {
@@ -42,16 +45,19 @@ class Scheduler {
   explicit Scheduler(const SchedulerOptions& options);
 
   // A sequence computed up to `position`, with a prompt (or prefill) that ends at `end` > position.
-  // When `generates`, it decodes from there until removed; else it is complete at `end`. A piece of
-  // the prompt ends at each of `cuts`: ascending, above `position`, at most `end`. The id must be new.
+  // When `generates`, it decodes from there until removed; else it is complete at `end`. Pieces of the
+  // prompt stop at `cuts`: ascending, above `position`, at most `end`. The id must be new.
   void Add(SequenceId id, int64_t position, int64_t end, bool generates,
            std::vector<int64_t> cuts = {});
   // Unknown ids are ignored.
   void Remove(SequenceId id);
 
   // The next step, taken as done: decoding sequences first, then prompts. Empty when nothing is to
-  // be done.
-  std::vector<PlannedChunk> Plan();
+  // be done. With `pass_cut` one piece may pass one cut.
+  std::vector<PlannedChunk> Plan(bool pass_cut = false);
+
+  // Whether a seated or waiting prompt has a cut before its end still to come.
+  bool CutAhead() const;
 
   bool HasWork() const;
   int64_t running() const;
@@ -68,11 +74,17 @@ class Scheduler {
     bool seated = false;
     uint64_t served = 0;  // the step that served it last; 0: none
     int64_t planned = 0;  // tokens in the plan being made
+    bool passes = false;  // one cut, in the plan being made
     int64_t on_seat = 0;  // tokens since it was seated
 
-    int64_t next_stop() const {
-      const auto cut = std::upper_bound(cuts.begin(), cuts.end(), position);
+    // The first cut after `from`, or the end.
+    int64_t next_cut(int64_t from) const {
+      const auto cut = std::upper_bound(cuts.begin(), cuts.end(), from);
       return cut == cuts.end() ? end : *cut;
+    }
+    int64_t next_stop() const {
+      const int64_t cut = next_cut(position);
+      return passes ? next_cut(cut) : cut;
     }
     int64_t left() const { return end - position; }
     bool prompt() const { return position < end; }

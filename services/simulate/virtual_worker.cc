@@ -306,7 +306,7 @@ void VirtualWorker::BeginStep(double now) {
   step.began = now;
   int64_t prompt = 0, decoding = 0;
   if (scheduler_.waiting_tokens() > 0) {
-    step.chunks = scheduler_.Plan();
+    step.chunks = scheduler_.Plan(true);
     step.count = 1;
     for (const PlannedChunk& chunk : step.chunks) {
       const auto found = jobs_.find(chunk.id);
@@ -362,10 +362,11 @@ void VirtualWorker::Progress(SequenceId id, int64_t tokens, double now) {
   if (found == jobs_.end()) return;  // cancelled meanwhile
   Job& job = found->second;
   if (Decoding(job)) return Generated(job, tokens, now);
-  job.position += tokens;
+  const int64_t before = std::exchange(job.position, job.position + tokens);
   const Turn& turn = turn_of_(job.request);
   for (const CutPoint& cut : job.cuts) {
-    if (cut.blocks * kBlockTokens != job.position) continue;
+    const int64_t at = cut.blocks * kBlockTokens;
+    if (at <= before || at > job.position) continue;
     cache_.Keep(Blocks(turn, cut.blocks),
                 {.blocks = cut.blocks, .kind = cut.kind, .session = turn.session}, At(now));
   }

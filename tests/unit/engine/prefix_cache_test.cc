@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/model/state_view.h"
 #include "runtime/prefix/prefix_hash.h"
 #include "tests/unit/engine/engine_fixture.h"
 #include "tests/unit/engine/every_tail.h"
@@ -153,6 +154,37 @@ TEST_P(PrefixCacheTest, RestoredSequencesInABatchEqualColdOnes) {
   t_.RunAll();
   for (size_t i = 0; i < prompts.size(); ++i) {
     EXPECT_EQ(t_.results[ids[i]], Cold(GetParam(), prompts[i])) << i;
+  }
+}
+
+// The copy that a step makes at a cut is the state of a step that ends there, and spares one.
+TEST_P(PrefixCacheTest, ACutCostsAStepOnlyWhereNoOtherSlabIsFree) {
+  const std::vector<TokenId> prompt = RandomPrompt(31, 64 + 10, kVocab);
+  std::vector<std::vector<float>> first;
+  for (const int64_t slabs : {1, 2, 3}) {
+    EngineOptions options = Options();
+    options.slabs = slabs;
+    EngineUnderTest t(GetParam(), options);
+    std::vector<std::vector<float>> seen;
+    SequenceSpec spec = Watched(prompt, 1);
+    spec.cuts = {64};
+    spec.at_cut = [&](const SequenceState& state) {
+      ASSERT_EQ(state.position(), 64);
+      ASSERT_EQ(state.blocks().size(), slabs < 3 ? 2u : 1u);
+      for (int64_t layer = 0; layer < state.layout().kda_layers; ++layer) {
+        seen.push_back(RecurrentState(state, layer));
+        seen.push_back(ConvTails(state, layer));
+      }
+      seen.push_back(Latents(state, 0));
+    };
+    const SequenceId id = t.Add(std::move(spec));
+    int64_t steps = 0;
+    for (; t.engine->HasWork(); ++steps) t.Step();
+    EXPECT_EQ(steps, slabs < 3 ? 2 : 1);
+    EXPECT_EQ(t.results[id], Cold(GetParam(), prompt, 1));
+    if (slabs == 1) first = seen;
+    EXPECT_EQ(seen, first) << slabs;
+    t.ExpectBaseline();
   }
 }
 

@@ -3,7 +3,7 @@
 //   > options step=512 chunk=256 running=16      (first; starts a scheduler)
 //   > add NAME prompt=END [from=POSITION] [prefill] [cut=POSITION]...   (cuts ascending)
 //   > remove NAME
-//   > plan [TIMES]
+//   > plan [TIMES] [pass]                        (pass: one piece of each step may pass a cut)
 // DELTAMESH_REWRITE=1 writes what came out into the files instead of comparing.
 #include "runtime/scheduler/scheduler.h"
 
@@ -63,19 +63,23 @@ class Transcript {
     }
     if (command == "plan") {
       std::string out;
-      for (int64_t i = 0; i < (plain.empty() ? 1 : std::stoll(plain[0])); ++i) out += Plan();
+      const bool pass = !plain.empty() && plain.back() == "pass";
+      if (pass) plain.pop_back();
+      for (int64_t i = 0; i < (plain.empty() ? 1 : std::stoll(plain[0])); ++i) out += Plan(pass);
       return out;
     }
     return "unknown command\n";
   }
 
  private:
-  std::string Plan() {
+  std::string Plan(bool pass) {
     std::ostringstream out;
     int64_t tokens = 0;
-    for (const PlannedChunk& c : scheduler_->Plan()) {
+    for (const PlannedChunk& c : scheduler_->Plan(pass)) {
       int64_t& position = positions_[c.id];
-      out << names_[c.id] << " " << position << ".." << position + c.tokens << "  ";
+      out << names_[c.id] << " " << position << "..";
+      if (c.cut > 0) out << position + c.cut << "..";
+      out << position + c.tokens << "  ";
       position += c.tokens;
       tokens += c.tokens;
     }
