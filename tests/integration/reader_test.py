@@ -1,5 +1,5 @@
 """The shipped model over real processes: each answer is about the text of its own conversation, whatever way
-its state took - handed over, found in a cache, suspended and resumed, computed again after a loss - and
+its state took - handed over, found in a cache, suspended and resumed, computed again after a worker was lost - and
 whatever else runs. A state that went astray would show in the answer."""
 import concurrent.futures
 import json
@@ -13,6 +13,8 @@ import sys
 import tempfile
 import time
 import unittest
+
+import grpc
 
 sys.path[:0] = os.environ["DELTAMESH_PYTHON_PATH"].split(":")
 from processes import BINARY, Mesh, collect, pb, wait_until  # noqa: E402
@@ -129,6 +131,28 @@ class ReaderTest(unittest.TestCase):
                     self.mesh["prefill-0"].restart()
                     self.mesh["prefill-0"].wait_ready()
                     self.check([f.result() for f in under_way])
+
+
+    def ask_until_answered(self, question, **how):
+        """As a client does that is told to try again."""
+        for _ in range(5):
+            try:
+                return self.ask(question, **how)
+            except grpc.RpcError as e:
+                self.assertEqual(e.code(), grpc.StatusCode.UNAVAILABLE, e.details())
+        self.fail("UNAVAILABLE five times")
+
+    def test_asked_again_after_a_decode_worker_was_killed(self):
+        for at_once in AT_ONCE:
+            with self.subTest(at_once=at_once), concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+                salt = f"killed-{at_once}"
+                self.check(self.ask_all(at_once, salt=salt))  # what is lost with a worker was held there
+                again = [pool.submit(self.ask_until_answered, q, salt=salt) for q in self.questions]
+                again[0].result()
+                for name in ("decode-0", "decode-1"):
+                    self.mesh[name].restart()
+                    self.mesh[name].wait_ready()
+                self.check([f.result() for f in again])
 
 
 class NewcomerTest(unittest.TestCase):
