@@ -33,9 +33,15 @@ std::string Found(const v1::RequestExplanation& r) {
   const std::string snapshot =
       r.snapshot_tokens() == 0
           ? "no snapshot"
-          : absl::StrFormat("snapshot at %d (%s)", r.snapshot_tokens(), r.snapshot_at());
+          : absl::StrFormat("snapshot at %d (%s%s)", r.snapshot_tokens(), r.snapshot_at(),
+                            r.snapshot_cold() ? "'s disk" : "");
+  const std::string warm = !r.snapshot_cold() ? ""
+                           : r.warm_tokens() == 0
+                               ? ", none in memory"
+                               : absl::StrFormat(", in memory at %d", r.warm_tokens());
   if (r.latent_tokens() == 0) return "no latents, " + snapshot;
-  return absl::StrFormat("latents to %d (%s), %s", r.latent_tokens(), r.latents_at(), snapshot);
+  return absl::StrFormat("latents to %d (%s), %s%s", r.latent_tokens(), r.latents_at(), snapshot,
+                         warm);
 }
 
 std::string Fetch(const v1::PlacementCandidate& c) {
@@ -45,14 +51,20 @@ std::string Fetch(const v1::PlacementCandidate& c) {
                          c.has_fetch_seconds() ? " in " + Seconds(c.fetch_seconds()) : "");
 }
 
+std::string Read(const v1::PlacementCandidate& c) {
+  if (c.read_bytes() == 0) return "";
+  return absl::StrFormat(", %s of it read from its disk%s", Bytes(c.read_bytes()),
+                         c.has_read_seconds() ? " in " + Seconds(c.read_seconds()) : "");
+}
+
 // Nobody has measured a rate: who has less to do is known, and not how long it takes.
 std::string RelativeLine(const v1::PlacementCandidate& c, const std::string& who) {
   const std::string cost =
       c.room() ? absl::StrFormat("not measured yet: %.0f tokens of work", c.relative_cost())
                : "no room";
-  return absl::StrFormat("  %s %-32s %s, its own %d (%d cached%s), %s to move\n",
+  return absl::StrFormat("  %s %-32s %s, its own %d (%d cached%s%s), %s to move\n",
                          c.chosen() ? "*" : " ", who, cost, c.compute_tokens(), c.cached_tokens(),
-                         Fetch(c), Bytes(c.move_bytes() + c.fetch_bytes()));
+                         Read(c), Fetch(c), Bytes(c.move_bytes() + c.fetch_bytes()));
 }
 
 std::string Line(const v1::PlacementCandidate& c) {
@@ -66,10 +78,10 @@ std::string Line(const v1::PlacementCandidate& c) {
   const std::string stall =
       c.stall_seconds() > 0 ? " + others wait " + Seconds(c.stall_seconds()) : "";
   return absl::StrFormat(
-      "  %s %-32s %10s = queue %s + move %s (%s) + compute %s (%d tokens, %d cached%s)%s\n",
+      "  %s %-32s %10s = queue %s + move %s (%s) + compute %s (%d tokens, %d cached%s%s)%s\n",
       c.chosen() ? "*" : " ", who, total, Seconds(c.queue_seconds()), Seconds(c.move_seconds()),
       Bytes(c.move_bytes() + c.fetch_bytes()), Seconds(c.compute_seconds()), c.compute_tokens(),
-      c.cached_tokens(), Fetch(c), stall);
+      c.cached_tokens(), Read(c), Fetch(c), stall);
 }
 
 std::string Trace(const v1::RequestExplanation& r) {

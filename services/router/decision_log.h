@@ -35,6 +35,9 @@ struct DecisionCandidate {
   int64_t fetch_bytes = 0;
   double fetch_seconds = 0;  // of cost.move
   bool fetch_cold = false;   // it is read from a disk there first
+  int64_t read_bytes =
+      0;  // from the disk of who computes the prompt, for what is cached; 0: nothing
+  double read_seconds = 0;  // of cost.move
   CostParts cost;
   bool room = true;  // else it was no choice
 };
@@ -61,7 +64,9 @@ struct Decision {
   bool named = false;           // its prefixes were looked up
   int64_t latent_tokens = 0;    // longest match of latents at any worker
   int64_t snapshot_tokens = 0;  // deepest snapshot within a worker's latents
+  bool snapshot_cold = false;   // it lies on a disk, and in nobody's memory
   std::string latents_at, snapshot_at;
+  int64_t warm_tokens = 0;  // deepest snapshot in a worker's memory
   // Of the last placement.
   int64_t placements = 0;
   double waited_seconds = 0;

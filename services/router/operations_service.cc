@@ -19,6 +19,7 @@ void FillEstimate(const DecisionCandidate& c, v1::PlacementCandidate* out) {
   out->set_queue_seconds(c.cost.queue);
   out->set_move_seconds(c.cost.move);
   out->set_fetch_seconds(c.fetch_seconds);
+  out->set_read_seconds(c.read_seconds);
   out->set_compute_seconds(c.cost.compute);
   out->set_stall_seconds(c.cost.stall);
 }
@@ -34,6 +35,7 @@ void FillCandidate(const DecisionCandidate& c, bool chosen, v1::PlacementCandida
   out->set_fetch_tokens(static_cast<uint64_t>(c.fetch_tokens));
   out->set_fetch_bytes(static_cast<uint64_t>(c.fetch_bytes));
   out->set_fetch_cold(c.fetch_cold);
+  out->set_read_bytes(static_cast<uint64_t>(c.read_bytes));
   out->set_room(c.room);
   out->set_chosen(chosen);
 }
@@ -75,6 +77,8 @@ void FillExplanation(const Decision& d, v1::RequestExplanation* out) {
   out->set_latents_at(d.latents_at);
   out->set_snapshot_tokens(count(d.snapshot_tokens));
   out->set_snapshot_at(d.snapshot_at);
+  out->set_snapshot_cold(d.snapshot_cold);
+  out->set_warm_tokens(count(d.warm_tokens));
   out->set_placements(static_cast<uint32_t>(d.placements));
   out->set_waited_seconds(d.waited_seconds);
   for (size_t i = 0; i < d.candidate_count; ++i) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "services/common/store_read.h"
+
 namespace deltamesh {
 namespace {
 
@@ -12,48 +14,60 @@ bool HasRoom(const WorkerLoad& worker, const RequestShape& request, int64_t shar
          worker.context_tokens >= request.context_tokens;
 }
 
+// What is not computed, and the seconds until it is there.
+struct Start {
+  int64_t cached_tokens = 0;
+  double seconds = 0;
+};
+
 // While no rate is known a token costs one, and what takes seconds is not held against it.
-CostParts TokensAt(const WorkerLoad& worker, const RequestShape& request, const Holding& holding) {
+CostParts TokensAt(const WorkerLoad& worker, const RequestShape& request, const Start& start) {
   CostParts parts = {.queue = static_cast<double>(worker.waiting_tokens + worker.resident),
-                     .move = holding.transfer_seconds,
-                     .compute = static_cast<double>(request.compute_tokens - holding.cached_tokens),
+                     .move = start.seconds,
+                     .compute = static_cast<double>(request.compute_tokens - start.cached_tokens),
                      .measured = false};
   if (request.beside_answers && worker.resident > 0) parts.stall = parts.compute;
   return parts;
 }
 
 // `rate`: 0 where nobody has measured one.
-CostParts PartsAt(const WorkerLoad& worker, const RequestShape& request, const Holding& holding,
+CostParts PartsAt(const WorkerLoad& worker, const RequestShape& request, const Start& start,
                   double rate) {
-  if (rate <= 0) return TokensAt(worker, request, holding);
+  if (rate <= 0) return TokensAt(worker, request, start);
   CostParts parts = {
       .queue = static_cast<double>(worker.waiting_tokens + worker.resident) / rate,
-      .move = holding.transfer_seconds,
-      .compute = static_cast<double>(request.compute_tokens - holding.cached_tokens) / rate};
-  if (holding.cold_bytes > 0 && worker.store_bytes_per_second > 0) {
-    const double read = static_cast<double>(holding.cold_bytes) / worker.store_bytes_per_second;
-    const double saved = static_cast<double>(holding.cached_tokens) / rate;
-    (read < saved ? parts.move : parts.compute) += std::min(read, saved);
-  }
+      .move = start.seconds,
+      .compute = static_cast<double>(request.compute_tokens - start.cached_tokens) / rate};
   if (request.beside_answers) {
     parts.stall = parts.compute * StallWeight(worker, request, parts.total());
   }
   return parts;
 }
 
+// Until the worker has read what its disk holds beyond its memory; 0: it computes that instead.
+double ReadSeconds(const WorkerLoad& worker, const Holding& holding) {
+  const int64_t saved = holding.cold_tokens - holding.cached_tokens;
+  if (saved <= 0) return 0;
+  const StoreRead read = {.bytes = holding.cold_bytes};
+  const bool reads =
+      ReadsFromStore(read, saved, worker.store_bytes_per_second, worker.prompt_tokens_per_second);
+  return reads ? StoreReadSeconds(read, worker.store_bytes_per_second) : 0;
+}
+
 // The cheapest of computing what the worker lacks and of bringing a part of it first.
-void ChooseFetch(Candidate& c, const RequestShape& request, double rate) {
-  c.cost = PartsAt(*c.load, request, c.holding, rate);
+void ChooseStart(Candidate& c, const RequestShape& request, double rate) {
+  const double before = c.holding.transfer_seconds;
   c.fetch.reset();
+  const double read = c.read_seconds = ReadSeconds(*c.load, c.holding);
+  c.cost = PartsAt(*c.load, request, {c.cached_tokens(), before + read}, rate);
   for (size_t i = 0; i < c.holding.fetch_count; ++i) {
     const FetchOffer& offer = c.holding.fetches[i];
-    const Holding with = {.cached_tokens = offer.tokens,
-                          .transfer_seconds = c.holding.transfer_seconds + offer.seconds};
-    const CostParts cost = PartsAt(*c.load, request, with, rate);
+    const CostParts cost = PartsAt(*c.load, request, {offer.tokens, before + offer.seconds}, rate);
     const bool first = c.holding.must_fetch && !c.fetch;
     if (!first && cost.total() >= c.cost.total()) continue;
     c.cost = cost;
     c.fetch = i;
+    c.read_seconds = 0;
   }
 }
 
@@ -73,7 +87,7 @@ void Price(std::span<Candidate> candidates, const RequestShape& request, const M
     if (rate <= 0) rate = rates.prompts;
     if (rate <= 0) rate = c.load->tokens_per_second;
     c.room = HasRoom(*c.load, request, c.holding.shared_blocks);
-    ChooseFetch(c, request, rate > 0 ? rate : rates.any);
+    ChooseStart(c, request, rate > 0 ? rate : rates.any);
   }
 }
 

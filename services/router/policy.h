@@ -27,7 +27,7 @@ struct WorkerLoad {
   int64_t waiting_tokens = 0;           // prompt tokens there not yet computed
   double tokens_per_second = 0;         // 0: unknown
   double prompt_tokens_per_second = 0;  // of steps that mostly compute prompts; 0: unknown
-  double store_bytes_per_second = 0;    // of reading cold snapshots; 0: unknown
+  double store_bytes_per_second = 0;    // of reading cold states; 0: unknown
 };
 
 struct RequestShape {
@@ -53,11 +53,12 @@ inline constexpr size_t kFetchOffersMax = 4;
 
 // What the request finds at one worker.
 struct Holding {
-  int64_t cached_tokens = 0;    // of compute_tokens, restored instead
+  int64_t cached_tokens = 0;    // of compute_tokens, in its memory and restored instead
   double transfer_seconds = 0;  // until what the worker lacks is there
   int64_t transfer_bytes = 0;   // which is this much
-  // Read from the worker's disk before the cached tokens are; the worker computes them when that is quicker.
-  int64_t cold_bytes = 0;
+  // So many are restored when the worker reads so much from its disk first, where it holds a deeper state; it
+  // computes them when that is quicker (services/common/store_read.h). 0: it holds none.
+  int64_t cold_tokens = 0, cold_bytes = 0;
   std::array<FetchOffer, kFetchOffersMax> fetches = {};
   size_t fetch_count = 0;
   bool must_fetch = false;    // it is a choice with one of them only
@@ -92,10 +93,14 @@ struct Candidate {
   CostParts cost;
   std::optional<size_t>
       fetch;  // of holding.fetches: what is brought first; nothing: what is there is enough
+  double read_seconds = 0;  // of cost.move, until its disk's state is read; 0: it reads none
 
   const FetchOffer* offer() const { return fetch ? &holding.fetches[*fetch] : nullptr; }
+  bool reads() const { return read_seconds > 0; }
   // Of compute_tokens, that are not computed.
-  int64_t cached_tokens() const { return fetch ? offer()->tokens : holding.cached_tokens; }
+  int64_t cached_tokens() const {
+    return fetch ? offer()->tokens : reads() ? holding.cold_tokens : holding.cached_tokens;
+  }
 };
 // Means over the workers that know theirs, for those that have not measured themselves yet, which are then
 // neither shunned nor flooded; 0: nobody knows.

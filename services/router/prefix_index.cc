@@ -202,7 +202,7 @@ void PrefixIndex::Group::Find(std::span<const uint64_t> keys, WorkerSlot first,
       IndexMatch& match = found[static_cast<size_t>(bit)];
       if (i >= match.latents) continue;
       match.snapshot = i + 1;
-      match.cold = (entry->facts.cold >> bit & 1) != 0;
+      if ((entry->facts.cold >> bit & 1) == 0) match.warm = i + 1;
     }
   }
   for (uint64_t left = begin; left != 0; left &= left - 1) {

@@ -29,9 +29,11 @@ using WorkerSlot = int32_t;
 struct IndexMatch {
   WorkerSlot worker = -1;
   int64_t latents = 0;
-  int64_t snapshot = 0;
-  bool cold = false;  // the snapshot must be read from disk first
+  int64_t snapshot = 0;  // the deepest one, wherever it lies
+  int64_t warm = 0;      // the deepest one in memory: at most `snapshot`
 
+  // The deepest one must be read from disk first.
+  bool cold() const { return warm < snapshot; }
   friend bool operator==(const IndexMatch&, const IndexMatch&) = default;
 };
 

@@ -171,7 +171,7 @@ class RouterCore::Impl {
     RequestShape shape;
     Holding holding;
     CostParts cost;
-    int64_t cached_tokens = 0;  // of the shape's, with what is fetched
+    int64_t cached_tokens = 0;  // of the shape's, with what is fetched or read
     LinkId fetch_from = 0;      // 0: nothing is
     int64_t fetch_tokens = 0;
 
@@ -207,9 +207,17 @@ class RouterCore::Impl {
   std::optional<Choice> ChooseDecode(const RouterRequest& r, int64_t position, bool handoff,
                                      bool anyone, double hidden_seconds);
   std::optional<Choice> Choose(Priced& priced);
+  // What a worker restores of the first `most` tokens, and what it could read for more.
+  Holding Cached(const Worker& worker, const IndexMatch& match, int64_t most) const;
   // Fills fetch_from_.
   void FindFetchSources(const RouterRequest& r);
   void AddFetches(const Worker& worker, const IndexMatch& match, Holding& holding) const;
+  // What the worker has to read from its disk for its deepest snapshot. Latents of a snapshot in memory are
+  // there too; those beyond count as to be read.
+  static int64_t ColdBytes(const Worker& worker, const IndexMatch& match);
+  // Leading blocks whose latents the worker has in memory, so that nobody need send them. Of one with a store
+  // those beyond its snapshots there may be on its disk only, and count as lacking.
+  static int64_t WarmLatents(const Worker& worker, const IndexMatch& match);
   // Where the state that the worker was chosen with is to be had; nothing: nowhere any more.
   std::optional<mesh::FetchSource> FetchSourceOf(const RouterRequest& r) const;
   void OnFetchResult(const Worker& from, const mesh::FetchResult& message);

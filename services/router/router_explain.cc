@@ -36,6 +36,8 @@ void Describe(const Candidate& decode, const RequestShape& shape, DecisionCandid
   out.fetch_tokens = out.fetch_bytes = 0;
   out.fetch_seconds = 0;
   out.fetch_cold = false;
+  out.read_bytes = decode.reads() ? decode.holding.cold_bytes : 0;
+  out.read_seconds = decode.read_seconds;
   out.room = decode.room;
 }
 
@@ -43,6 +45,8 @@ void AddPrefill(const Candidate& prefill, const RequestShape& shape, DecisionCan
   out.prefill = prefill.load->name;
   out.cached_tokens += prefill.cached_tokens();
   out.compute_tokens += shape.compute_tokens - prefill.cached_tokens();
+  out.read_bytes = prefill.reads() ? prefill.holding.cold_bytes : 0;
+  out.read_seconds = prefill.read_seconds;
   out.room = out.room && prefill.room;
 }
 
@@ -82,6 +86,7 @@ void LogExplained(const Decision& d) {
                                 {"prompt_tokens", d.prompt_tokens},
                                 {"latent_tokens", d.latent_tokens},
                                 {"snapshot_tokens", d.snapshot_tokens},
+                                {"warm_tokens", d.warm_tokens},
                                 {"prefill", chosen.prefill},
                                 {"decode", chosen.decode},
                                 {"reason", DecisionReasonName(d.reason)},
@@ -93,6 +98,8 @@ void LogExplained(const Decision& d) {
                                 estimate("compute_seconds", chosen.cost.compute),
                                 estimate("stall_seconds", chosen.cost.stall),
                                 {"compute_tokens", chosen.compute_tokens},
+                                {"read_bytes", chosen.read_bytes},
+                                estimate("read_seconds", chosen.read_seconds),
                                 {"candidates", Others(d)},
                                 {"waited_seconds", d.waited_seconds},
                                 {"placements", d.placements},
@@ -124,7 +131,8 @@ void LogRefused(const RefusedRequest& refusal) {
 
 void RouterCore::Impl::ExplainMatch(const RouterRequest& r, Decision& d) const {
   d.named = !r.keys.empty();
-  d.latent_tokens = d.snapshot_tokens = 0;
+  d.latent_tokens = d.snapshot_tokens = d.warm_tokens = 0;
+  d.snapshot_cold = false;
   for (const auto& [link, match] : r.held) {
     const Worker* worker = members.Find(link);
     if (worker == nullptr) continue;
@@ -133,8 +141,13 @@ void RouterCore::Impl::ExplainMatch(const RouterRequest& r, Decision& d) const {
       d.latent_tokens = match.latents * block;
       d.latents_at = worker->load.name;
     }
-    if (match.snapshot * block > d.snapshot_tokens) {
-      d.snapshot_tokens = match.snapshot * block;
+    d.warm_tokens = std::max(d.warm_tokens, match.warm * block);
+    const int64_t snapshot = match.snapshot * block;
+    const bool deeper = snapshot > d.snapshot_tokens;
+    const bool nearer = snapshot == d.snapshot_tokens && d.snapshot_cold && !match.cold();
+    if (deeper || nearer) {
+      d.snapshot_tokens = snapshot;
+      d.snapshot_cold = match.cold();
       d.snapshot_at = worker->load.name;
     }
   }

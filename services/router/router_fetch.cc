@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "runtime/base/log.h"
+#include "services/common/store_read.h"
 #include "services/router/router_core_impl.h"
 
 namespace deltamesh {
@@ -12,8 +13,6 @@ namespace {
 constexpr double kFetchSeconds = 0.002;
 // Until a transfer was measured.
 constexpr double kAssumedBytesPerSecond = 1e9;
-// Of reading a disk, until a worker has measured its own.
-constexpr double kAssumedStoreBytesPerSecond = 5e8;
 // Holders of states of the same depth that are offered: the second is for the first itself.
 constexpr int kOffersOfDepthMax = 2;
 // Of one request by decode workers. Whoever has it then computes.
@@ -29,16 +28,18 @@ double StepSeconds(const Worker& worker) {
   return static_cast<double>(std::min(load.waiting_tokens, step)) / rate;
 }
 
-// Until it has read the state of its first blocks from its disk.
-double ReadSeconds(const Worker& worker, int64_t blocks) {
+}  // namespace
+
+int64_t RouterCore::Impl::ColdBytes(const Worker& worker, const IndexMatch& match) {
+  if (!match.cold()) return 0;
   const mesh::Capacity& c = worker.registration.capacity();
-  const auto bytes = static_cast<double>(static_cast<int64_t>(c.slab_bytes()) +
-                                         blocks * static_cast<int64_t>(c.block_bytes()));
-  const double rate = worker.load.store_bytes_per_second;
-  return bytes / (rate > 0 ? rate : kAssumedStoreBytesPerSecond);
+  return static_cast<int64_t>(c.slab_bytes()) +
+         (match.snapshot - match.warm) * static_cast<int64_t>(c.block_bytes());
 }
 
-}  // namespace
+int64_t RouterCore::Impl::WarmLatents(const Worker& worker, const IndexMatch& match) {
+  return worker.registration.session_store() ? match.warm : match.latents;
+}
 
 double RouterCore::Impl::MoveSeconds(int64_t bytes) const {
   const double rate =
@@ -53,13 +54,16 @@ void RouterCore::Impl::FindFetchSources(const RouterRequest& r) {
   for (const auto& [link, match] : r.held) {
     if (std::count(r.fetched_in_vain.begin(), r.fetched_in_vain.end(), link) > 0) continue;
     const Worker* worker = members.Find(link);
-    if (match.snapshot == 0 || worker == nullptr) continue;
-    if (!worker->registration.state_fetch()) continue;
-    const double read = match.cold ? ReadSeconds(*worker, match.snapshot) : 0;
-    fetch_from_.push_back({.worker = worker,
-                           .blocks = match.snapshot,
-                           .delay = StepSeconds(*worker) + read,
-                           .cold = match.cold});
+    if (worker == nullptr || !worker->registration.state_fetch()) continue;
+    const double step = StepSeconds(*worker);
+    if (match.warm > 0) {
+      fetch_from_.push_back({.worker = worker, .blocks = match.warm, .delay = step});
+    }
+    if (!match.cold()) continue;
+    const double read =
+        StoreReadSeconds({.bytes = ColdBytes(*worker, match)}, worker->load.store_bytes_per_second);
+    fetch_from_.push_back(
+        {.worker = worker, .blocks = match.snapshot, .delay = step + read, .cold = true});
   }
   const auto better = [](const FetchFrom& a, const FetchFrom& b) {
     return std::tuple(-a.blocks, a.delay, a.worker->link) <
@@ -83,13 +87,13 @@ void RouterCore::Impl::AddFetches(const Worker& worker, const IndexMatch& match,
   for (size_t i = 0; i < fetch_from_.size(); ++i) {
     const FetchFrom& from = fetch_from_[i];
     // What lies on its own disk is slower than memory elsewhere, or not: that is for the price to say.
-    if (from.worker == &worker || (from.blocks <= match.snapshot && !match.cold)) continue;
+    if (from.worker == &worker || from.blocks <= match.warm) continue;
     FetchOffer& offer = holding.fetches[holding.fetch_count++];
     offer.source = i;
     offer.tokens = from.blocks * BlockTokens();
-    offer.bytes =
-        static_cast<int64_t>(c.slab_bytes()) +
-        std::max<int64_t>(0, from.blocks - match.latents) * static_cast<int64_t>(c.block_bytes());
+    offer.bytes = static_cast<int64_t>(c.slab_bytes()) +
+                  std::max<int64_t>(0, from.blocks - WarmLatents(worker, match)) *
+                      static_cast<int64_t>(c.block_bytes());
     offer.seconds = kFetchSeconds + from.delay + MoveSeconds(offer.bytes);
     offer.cold = from.cold;
   }

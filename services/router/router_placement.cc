@@ -156,9 +156,8 @@ void RouterCore::Impl::AssignPrefill(RouterRequest& r, const Choice& prefill) {
 
 std::span<const uint64_t> RouterCore::Impl::Restored(const RouterRequest& r, LinkId link) {
   const auto found = r.held.find(link);
-  if (found == r.held.end() || found->second.cold) return {};
-  return std::span(r.keys).first(
-      std::min(static_cast<size_t>(found->second.snapshot), r.keys.size()));
+  if (found == r.held.end()) return {};
+  return std::span(r.keys).first(std::min(static_cast<size_t>(found->second.warm), r.keys.size()));
 }
 
 size_t RouterCore::Impl::Named(const RouterRequest& r, const Worker& worker, size_t most) {
@@ -268,19 +267,19 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::Choose(Priced& priced)
                 .fetch_tokens = offer == nullptr ? 0 : offer->tokens};
 }
 
-namespace {
-
-// What a worker restores of the first `most` tokens, and what it reads for that first.
-Holding Cached(const Worker& worker, const IndexMatch& match, int64_t block, int64_t most) {
+Holding RouterCore::Impl::Cached(const Worker& worker, const IndexMatch& match,
+                                 int64_t most) const {
+  const int64_t block = BlockTokens();
   Holding holding;
-  holding.cached_tokens = std::min(match.snapshot * block, most);
-  if (match.cold) {
-    const mesh::Capacity& c = worker.registration.capacity();
-    holding.cold_bytes = static_cast<int64_t>(c.slab_bytes()) +
-                         match.snapshot * static_cast<int64_t>(c.block_bytes());
+  holding.cached_tokens = std::min(match.warm * block, most);
+  if (match.cold()) {
+    holding.cold_tokens = std::min(match.snapshot * block, most);
+    holding.cold_bytes = ColdBytes(worker, match);
   }
   return holding;
 }
+
+namespace {
 
 // A decode worker that holds nothing of a prompt computes it alone, beside prefill workers, only when it can
 // fetch most of it. False: it cannot.
@@ -311,7 +310,7 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const Ro
       if (!members.CanCompute(*w)) continue;
       const auto found = r.held.find(w->link);
       const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;
-      Holding holding = Cached(*w, match, block, position);
+      Holding holding = Cached(*w, match, position);
       AddFetches(*w, match, holding);
       holding.shared_blocks = Membership::Shared(*w, Restored(r, w->link));
       prefills_.Add(w, holding);
@@ -341,13 +340,13 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
     Holding holding;
     if (handoff) {
       const mesh::Capacity& c = w->registration.capacity();
-      const int64_t latents = std::max<int64_t>(position / block - match.latents, 0) *
+      const int64_t latents = std::max<int64_t>(position / block - WarmLatents(*w, match), 0) *
                               static_cast<int64_t>(c.block_bytes());
       holding.transfer_bytes = static_cast<int64_t>(c.slab_bytes()) + latents;
       holding.transfer_seconds =
           MoveSeconds(holding.transfer_bytes) - std::min(MoveSeconds(latents), hidden_seconds);
     } else {
-      holding = Cached(*w, match, block, position);
+      holding = Cached(*w, match, position);
       AddFetches(*w, match, holding);
       if (!anyone && match.snapshot == 0 && !KeepAppends(r.prompt_tokens(), holding)) continue;
     }

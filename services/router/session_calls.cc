@@ -458,7 +458,8 @@ Worker* SessionCalls::ByName(const std::string& name) const {
   return nullptr;
 }
 
-// Deepest first; of equals decode workers first, then by name.
+// Deepest first; of equals decode workers first, then by name. Who has a deeper state on disk than in memory
+// is there with both.
 std::vector<SessionHolding> SessionCalls::HoldersOf(const std::string& salt,
                                                     const SessionTokens& tokens) const {
   const auto identity = members_->identity();
@@ -471,9 +472,13 @@ std::vector<SessionHolding> SessionCalls::HoldersOf(const std::string& salt,
   std::vector<std::pair<bool, SessionHolding>> found;
   for (const auto& [link, match] : prefixes_->Find(keys)) {
     const Worker* worker = std::as_const(*members_).Find(link);
-    if (worker == nullptr || match.snapshot == 0) continue;
-    found.push_back({worker->registration.role() != mesh::ROLE_DECODE,
-                     {worker->load.name, match.snapshot * kPrefixBlockTokens, match.cold}});
+    if (worker == nullptr) continue;
+    const auto add = [&, worker = worker](int64_t blocks, bool cold) {
+      found.push_back({worker->registration.role() != mesh::ROLE_DECODE,
+                       {worker->load.name, blocks * kPrefixBlockTokens, cold}});
+    };
+    if (match.warm > 0) add(match.warm, false);
+    if (match.cold()) add(match.snapshot, true);
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
     return std::tuple(-a.second.position, a.first, a.second.cold, a.second.worker) <

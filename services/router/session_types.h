@@ -36,7 +36,7 @@ struct SessionCall {
 
 struct SessionHolding {
   std::string worker;
-  int64_t position = 0;  // tokens of its deepest snapshot
+  int64_t position = 0;  // tokens of its deepest snapshot there
   bool cold = false;
 };
 

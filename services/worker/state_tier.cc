@@ -6,12 +6,12 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "services/common/store_read.h"
 
 namespace deltamesh {
 namespace {
 
-constexpr double kRateKept = 0.7;          // of the measured rate, when a new one comes
-constexpr double kSecondsPerRead = 0.002;  // before the first byte
+constexpr double kRateKept = 0.7;  // of the measured rate, when a new one comes
 constexpr size_t kUploadsAtOnce = 4;
 
 std::span<std::byte> BytesOfSlot(const SlotRef& slot, int64_t bytes) {
@@ -287,18 +287,12 @@ StateLoadRef StateTier::Load(std::span<const PrefixKey> path, double tokens_per_
   const Deepest below = FindBelow(path);
   const int64_t blocks = below.match.snapshot;
   if (blocks <= memory.snapshot) return nullptr;
-  const double rate_below = rate(below.tier);
-  if (tokens_per_second > 0 && rate_below > 0) {
-    const double queued = static_cast<double>(reading_);
-    const double read =
-        static_cast<double>(ReadBytes(blocks, memory.latents)) * (queued + 1) / rate_below +
-        kSecondsPerRead * static_cast<double>(below.match.files);
-    const double gained =
-        static_cast<double>((blocks - memory.snapshot) * kBlockTokens) / tokens_per_second;
-    if (read > gained) {
-      ++counts_.slower;
-      return nullptr;
-    }
+  const StoreRead read = {
+      .bytes = ReadBytes(blocks, memory.latents), .files = below.match.files, .ahead = reading_};
+  const int64_t saved = (blocks - memory.snapshot) * kBlockTokens;
+  if (!ReadsFromStore(read, saved, rate(below.tier), tokens_per_second)) {
+    ++counts_.slower;
+    return nullptr;
   }
   const auto load = BeginRead(path, below.tier, below.match,
                               [this](const absl::Status& status, int64_t) { CountLoad(status); });

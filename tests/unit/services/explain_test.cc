@@ -71,6 +71,31 @@ class ExplainCliTest : public OpenAiHttpTest {
   std::unique_ptr<GrpcServer> grpc_;
 };
 
+TEST(DescribeRequestTest, WhatLiesOnADiskIsSaid) {
+  v1::RequestExplanation r;
+  r.set_looked_up(true);
+  r.set_latent_tokens(640);
+  r.set_latents_at("d1");
+  r.set_snapshot_tokens(576);
+  r.set_snapshot_at("d1");
+  EXPECT_THAT(DescribeRequest(r), HasSubstr("latents to 640 (d1), snapshot at 576 (d1)\n"));
+  r.set_snapshot_cold(true);
+  EXPECT_THAT(DescribeRequest(r), HasSubstr("snapshot at 576 (d1's disk), none in memory\n"));
+  r.set_warm_tokens(128);
+  EXPECT_THAT(DescribeRequest(r), HasSubstr("snapshot at 576 (d1's disk), in memory at 128\n"));
+  r.set_placements(1);
+  v1::PlacementCandidate* c = r.add_candidates();
+  c->set_decode("d1");
+  c->set_room(true);
+  c->set_cached_tokens(576);
+  c->set_queue_seconds(0);
+  EXPECT_THAT(DescribeRequest(r), HasSubstr("576 cached)\n"));
+  c->set_read_bytes(3 << 20);
+  c->set_read_seconds(1.5);
+  EXPECT_THAT(DescribeRequest(r),
+              HasSubstr("576 cached, 3.0 MiB of it read from its disk in 1.50 s)\n"));
+}
+
 TEST_F(ExplainCliTest, ARequestIsFoundByItsTraceAndAnswersWithItsSpan) {
   Serve();
   const RawHttp::Response traced = Ask("Traceparent: " + kTraceparent + "\r\n");

@@ -66,20 +66,38 @@ TEST(PolicyTest, WhatAWorkerHoldsAndWhatMustMoveCount) {
   EXPECT_DOUBLE_EQ(c[2].cost.total(), 6.8 + 1);
 }
 
-// What lies on a worker's disk is worth what reading it saves, and never costs more than computing.
+// What lies on a worker's disk is read where that is quicker than computing what it saves.
 TEST(PolicyTest, ColdSnapshotsCostTheTimeToReadThem) {
   std::vector<WorkerLoad> w = {Load("a"), Load("b")};
   for (WorkerLoad& load : w) load.prompt_tokens_per_second = 10;
-  const auto seconds = [&](double bytes_per_second, int64_t bytes) {
+  Candidate c = {.load = &w[1], .holding = {}, .cost = {}, .fetch = {}};
+  const auto seconds = [&](double bytes_per_second, int64_t warm, int64_t cold, int64_t bytes) {
     w[1].store_bytes_per_second = bytes_per_second;
-    return CostOf(w[1], {.cached_tokens = 64, .cold_bytes = bytes}, 1);
+    c.holding = {.cached_tokens = warm, .cold_tokens = cold, .cold_bytes = bytes};
+    Price({&c, 1}, Shape("x"), {});
+    EXPECT_EQ(c.cached_tokens(), c.reads() ? cold : warm);
+    EXPECT_DOUBLE_EQ(c.read_seconds, c.cost.move);
+    return c.cost.total();
   };
-  EXPECT_DOUBLE_EQ(seconds(0, 1000), 3.6);    // nobody has read from it yet
-  EXPECT_DOUBLE_EQ(seconds(1000, 0), 3.6);    // in memory
-  EXPECT_DOUBLE_EQ(seconds(1000, 500), 4.1);  // half a second for 6.4
-  EXPECT_DOUBLE_EQ(seconds(1, 1000), 10);     // then it computes all
+  EXPECT_DOUBLE_EQ(seconds(1000, 64, 0, 0), 3.6);      // in memory, and nothing deeper
+  EXPECT_DOUBLE_EQ(seconds(1000, 0, 64, 500), 4.102);  // half a second for 6.4
+  EXPECT_TRUE(c.reads());
+  EXPECT_DOUBLE_EQ(seconds(1000, 32, 64, 500), 4.102);  // for 3.2
+  EXPECT_DOUBLE_EQ(seconds(100, 32, 64, 500), 6.8);     // 5 for 3.2: it goes on from memory
+  EXPECT_FALSE(c.reads());
+  EXPECT_DOUBLE_EQ(seconds(100, 0, 64, 500), 8.602);  // 5 for 6.4
+  EXPECT_DOUBLE_EQ(seconds(1, 0, 64, 1000), 10);      // then it computes all
+  // Who has not measured its disk or itself reads, and so learns.
+  EXPECT_DOUBLE_EQ(seconds(0, 32, 64, 500000000), 3.6 + 1.002);
+  EXPECT_DOUBLE_EQ(seconds(0, 32, 64, 5000000000), 3.6 + 10.002);
+  w[1].prompt_tokens_per_second = 0;
+  w[1].tokens_per_second = 10;
+  EXPECT_DOUBLE_EQ(seconds(1, 32, 64, 1000), 3.6 + 1000.002);
+  w[1] = w[0];
+  w[1].name = "b";
+  w[1].store_bytes_per_second = 1000;
   const std::vector<Holding> warm_or_cold = {{.cached_tokens = 64},
-                                             {.cached_tokens = 64, .cold_bytes = 1}};
+                                             {.cold_tokens = 64, .cold_bytes = 1}};
   EXPECT_EQ(Choose(w, Shape("x"), warm_or_cold), 0u);
 }
 
@@ -109,8 +127,14 @@ TEST(PolicyTest, StatesElsewhereAreBroughtWhenThatIsQuicker) {
   EXPECT_DOUBLE_EQ(price(2, true), 7);
   // What it would read from its disk first, it does not read then.
   w.store_bytes_per_second = 1;
-  c.holding.cold_bytes = 1;
+  c.holding.cold_tokens = 63;
+  c.holding.cold_bytes = 4;
   EXPECT_DOUBLE_EQ(price(2, false), 7);
+  EXPECT_FALSE(c.reads());
+  EXPECT_EQ(c.cached_tokens(), 60);
+  EXPECT_DOUBLE_EQ(price(1, false), 3.7 + 4.002);
+  EXPECT_TRUE(c.reads());
+  EXPECT_EQ(c.cached_tokens(), 63);
 }
 
 TEST(PolicyTest, PromptsAreEstimatedByTheRateOfPrompts) {
@@ -197,7 +221,7 @@ TEST(PolicyTest, TokensAndSecondsAreNeverAddedUp) {
   for (int i = 0; i < 16; ++i) EXPECT_EQ(Cheapest(c, Shape(std::to_string(i))), 1u);
   // What lies on disk, or elsewhere, is worth the tokens it saves.
   w[0].store_bytes_per_second = 1;
-  c = price({.cached_tokens = 64, .cold_bytes = 1 << 20}, 0, 0);
+  c = price({.cold_tokens = 64, .cold_bytes = 1 << 20}, 0, 0);
   EXPECT_DOUBLE_EQ(c[0].cost.compute, 36);
   Holding offered = {.fetch_count = 1};
   offered.fetches[0] = {.tokens = 64, .bytes = 1, .seconds = 90};

@@ -42,13 +42,14 @@ TEST(PrefixIndex, TheTwoFactsOfEveryWorker) {
   Add(index, c, keys, 10, {10});
   index.Trust(a);
   index.Trust(b);
-  EXPECT_THAT(index.Find(keys), ElementsAre(IndexMatch{.worker = a, .latents = 10, .snapshot = 8},
-                                            IndexMatch{.worker = b, .latents = 5, .snapshot = 0}))
+  EXPECT_THAT(index.Find(keys),
+              ElementsAre(IndexMatch{.worker = a, .latents = 10, .snapshot = 8, .warm = 8},
+                          IndexMatch{.worker = b, .latents = 5, .snapshot = 0}))
       << "the third is not trusted yet";
   index.Trust(c);
   EXPECT_EQ(index.Find(keys).size(), 3u);
   EXPECT_THAT(index.Find(std::span(keys).first(7)).front(),
-              (IndexMatch{.worker = a, .latents = 7, .snapshot = 3}));
+              (IndexMatch{.worker = a, .latents = 7, .snapshot = 3, .warm = 3}));
   EXPECT_THAT(index.Find(Keys(2, 10)), IsEmpty());
 }
 
@@ -58,8 +59,29 @@ TEST(PrefixIndex, ASnapshotBeyondTheLatentsDoesNotCount) {
   index.Trust(a);
   const auto keys = Keys(1, 10);
   Add(index, a, keys, 5, {2, 9});
-  EXPECT_THAT(index.Find(keys), ElementsAre(IndexMatch{.worker = a, .latents = 5, .snapshot = 2}));
+  EXPECT_THAT(index.Find(keys),
+              ElementsAre(IndexMatch{.worker = a, .latents = 5, .snapshot = 2, .warm = 2}));
   EXPECT_THAT(index.Find({}), IsEmpty());
+}
+
+// A deeper snapshot on disk hides none in memory, and one that went to disk is not taken for warm.
+TEST(PrefixIndex, TheDeepestInMemoryIsKnownBelowADeeperOneOnDisk) {
+  PrefixIndex index;
+  const WorkerSlot a = index.AddWorker();
+  index.Trust(a);
+  const auto keys = Keys(1, 10);
+  Add(index, a, keys, 10, {2, 5, 9});
+  const auto match = [&](size_t blocks) {
+    return index.Find(std::span(keys).first(blocks)).front();
+  };
+  index.Apply(a, std::vector<IndexChange>{{IndexChange::kSnapshotCold, keys[8]}});
+  EXPECT_EQ(match(10), (IndexMatch{.worker = a, .latents = 10, .snapshot = 9, .warm = 5}));
+  EXPECT_TRUE(match(10).cold());
+  EXPECT_FALSE(match(8).cold());
+  index.Apply(a, std::vector<IndexChange>{{IndexChange::kSnapshotCold, keys[4]}});
+  EXPECT_EQ(match(10), (IndexMatch{.worker = a, .latents = 10, .snapshot = 9, .warm = 2}));
+  index.Apply(a, std::vector<IndexChange>{{IndexChange::kSnapshotAdded, keys[8]}});
+  EXPECT_EQ(match(10), (IndexMatch{.worker = a, .latents = 10, .snapshot = 9, .warm = 9}));
 }
 
 TEST(PrefixIndex, ARemovedWorkerIsForgottenAtOnceAndItsPlaceIsCleanWhenGivenAgain) {
@@ -115,6 +137,7 @@ TEST(PrefixIndex, EqualsABruteForceTwin) {
   }
   PrefixIndex index;
   std::map<WorkerSlot, Facts> twin;
+  int hidden = 0, cold_only = 0;
   for (int step = 0; step < 3000; ++step) {
     if (twin.size() < 100 && below(20) == 0) twin[index.AddWorker()];
     if (twin.empty()) continue;
@@ -170,12 +193,18 @@ TEST(PrefixIndex, EqualsABruteForceTwin) {
         match.latents = static_cast<int64_t>(i + 1);
         if (!f.snapshots.contains(prompt[i])) continue;
         match.snapshot = match.latents;
-        match.cold = f.cold.contains(prompt[i]);
+        if (!f.cold.contains(prompt[i])) match.warm = match.latents;
       }
       if (f.trusted && match.latents > 0) expected.push_back(match);
     }
     ASSERT_EQ(index.Find(prompt), expected) << step;
+    for (const IndexMatch& match : expected) {
+      hidden += match.warm > 0 && match.cold();
+      cold_only += match.warm == 0 && match.cold();
+    }
   }
+  EXPECT_GT(hidden, 100);
+  EXPECT_GT(cold_only, 100);
   EXPECT_GT(twin.size(), 64u);
 }
 

@@ -19,21 +19,24 @@ struct Fake {
   LinkId link = 0;
   bool prefill = false, fetches = true, draining = false;
   int64_t slabs = 4, waiting = 0, latents = 0, snapshot = 0;  // the last two in blocks
+  int64_t warm =
+      -1;  // its deepest snapshot in memory, where the other one lies on disk; below 0: as that
   int64_t running = 0;
   double rate = 100;
-  bool cold = false;  // the snapshot lies on its disk only
-  double disk = 0;    // bytes a second; 0: not measured
+  double disk = 0;  // bytes a second; 0: not measured
 
+  int64_t in_memory() const { return warm < 0 ? snapshot : warm; }
+  bool cold() const { return in_memory() < snapshot; }
+  bool store() const { return warm >= 0; }
+  int64_t latents_in_memory() const { return store() ? warm : latents; }
   bool room() const { return !draining && slabs > 0; }
   double queue() const { return static_cast<double>(waiting + running) / rate; }
   // With what those who run wait meanwhile.
   double compute(int64_t tokens) const {
     return static_cast<double>(tokens) / rate * (running > 0 && !prefill ? 2 : 1);
   }
-  double read(double assumed) const {
-    const double bytes = kSlab + kBlock * static_cast<double>(snapshot);
-    return !cold ? 0 : disk > 0 ? bytes / disk : assumed > 0 ? bytes / assumed : 0;
-  }
+  double read_bytes() const { return kSlab + kBlock * static_cast<double>(snapshot - in_memory()); }
+  double read() const { return 0.002 + read_bytes() / (disk > 0 ? disk : 5e8); }
 };
 
 class RouterFetchTest : public RouterCoreTest {
@@ -42,6 +45,7 @@ class RouterFetchTest : public RouterCoreTest {
     mesh::WorkerMessage m =
         TestRegister(w.name, w.prefill ? mesh::ROLE_PREFILL : mesh::ROLE_DECODE);
     m.mutable_register_()->set_state_fetch(w.fetches);
+    m.mutable_register_()->set_session_store(w.store());
     m.mutable_register_()->mutable_capacity()->set_slab_bytes(static_cast<uint64_t>(kSlab));
     m.mutable_register_()->mutable_capacity()->set_block_bytes(static_cast<uint64_t>(kBlock));
     m.mutable_register_()->mutable_capacity()->set_step_tokens(kStep);
@@ -52,11 +56,12 @@ class RouterFetchTest : public RouterCoreTest {
       told.mutable_prefixes()->add_keys(keys[static_cast<size_t>(i)].index());
       told.mutable_prefixes()->mutable_changes()->push_back(mesh::PrefixChanges::LATENTS_ADDED);
     }
-    if (w.snapshot > 0) {
-      told.mutable_prefixes()->add_keys(keys[static_cast<size_t>(w.snapshot - 1)].index());
-      told.mutable_prefixes()->mutable_changes()->push_back(
-          w.cold ? mesh::PrefixChanges::SNAPSHOT_COLD : mesh::PrefixChanges::SNAPSHOT_ADDED);
-    }
+    const auto tell = [&](int64_t blocks, mesh::PrefixChanges::What what) {
+      told.mutable_prefixes()->add_keys(keys[static_cast<size_t>(blocks - 1)].index());
+      told.mutable_prefixes()->mutable_changes()->push_back(static_cast<char>(what));
+    };
+    if (w.cold()) tell(w.snapshot, mesh::PrefixChanges::SNAPSHOT_COLD);
+    if (w.in_memory() > 0) tell(w.in_memory(), mesh::PrefixChanges::SNAPSHOT_ADDED);
     Send(w.link, told);
     mesh::WorkerMessage beat;
     beat.mutable_heartbeat()->set_slabs_free(static_cast<uint64_t>(w.slabs));
@@ -101,18 +106,23 @@ double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, int6
     best = total;
     *to_compute = tokens - cached;
   };
-  // What is on disk is computed after all when that is quicker than reading it.
-  const double read = w.read(0), saved = static_cast<double>(w.snapshot * 64) / w.rate;
-  best =
-      w.queue() + (read < saved ? read + w.compute(tokens - w.snapshot * 64) : w.compute(tokens));
-  *to_compute = tokens - w.snapshot * 64;
+  // What is on disk is computed after all when that is quicker than reading it, as far as is known.
+  const double saved = static_cast<double>((w.snapshot - w.in_memory()) * 64) / w.rate;
+  if (w.cold() && (w.disk == 0 || w.read() <= saved)) {
+    consider(w.read(), w.snapshot * 64);
+  } else {
+    consider(0, w.in_memory() * 64);
+  }
   for (const Fake& from : all) {
-    if (from.link == w.link || !from.fetches || !w.fetches || from.snapshot == 0) continue;
-    if (from.snapshot <= w.snapshot && !w.cold) continue;
-    const double bytes =
-        kSlab + kBlock * static_cast<double>(std::max<int64_t>(0, from.snapshot - w.latents));
-    const double step = static_cast<double>(std::min(from.waiting, kStep)) / from.rate;
-    consider(0.002 + step + from.read(5e8) + bytes / kBandwidth, from.snapshot * 64);
+    if (from.link == w.link || !from.fetches || !w.fetches) continue;
+    for (const int64_t blocks : {from.snapshot, from.in_memory()}) {
+      if (blocks <= w.in_memory()) continue;
+      const double bytes = kSlab + kBlock * static_cast<double>(std::max<int64_t>(
+                                                0, blocks - w.latents_in_memory()));
+      const double step = static_cast<double>(std::min(from.waiting, kStep)) / from.rate;
+      const double read = blocks > from.in_memory() ? from.read() : 0;
+      consider(0.002 + step + read + bytes / kBandwidth, blocks * 64);
+    }
   }
   return best;
 }
@@ -120,13 +130,13 @@ double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, int6
 TEST_F(RouterFetchTest, EveryWayIsWeighed) {
   SeededEntropy entropy(7);
   const auto draw = [&](uint64_t n) { return static_cast<int64_t>(entropy.Next() % n); };
-  int fetched = 0, handed = 0, alone = 0, waited = 0, cold = 0;
+  int fetched = 0, handed = 0, alone = 0, waited = 0, cold = 0, read = 0, passed_by = 0;
   for (int round = 0; round < 600; ++round) {
     Restart(DefaultOptions());
     const int64_t prompt = 66 + draw(900), position = (prompt - 1) / 64 * 64;
     const std::vector<PrefixKey> keys = Keys(prompt);
     std::vector<Fake> all(static_cast<size_t>(2 + draw(5)));
-    int64_t holders = 0;
+    int64_t states = 0;  // of which so many are offered that none is left out
     for (size_t i = 0; i < all.size(); ++i) {
       Fake& w = all[i];
       w.link = static_cast<LinkId>(i + 1);
@@ -138,12 +148,14 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
       w.waiting = draw(3) == 0 ? draw(2000) : 0;
       w.running = draw(3) == 0 ? draw(4) : 0;
       w.rate = static_cast<double>(50 + draw(3) * 400);
-      if (draw(2) == 0 && holders < 4) {
-        ++holders;
+      if (draw(2) == 0 && states < 3) {
         w.latents = 1 + draw(static_cast<uint64_t>(position / 64));
         w.snapshot = draw(3) == 0 ? 0 : 1 + draw(static_cast<uint64_t>(w.latents));
-        w.cold = w.snapshot > 0 && draw(2) == 0;
-        w.disk = draw(2) == 0 ? 0 : 1e8 * static_cast<double>(1 + draw(30));
+        if (draw(3) != 0) {
+          w.warm = draw(2) == 0 ? 0 : draw(static_cast<uint64_t>(w.snapshot + 1));
+          w.disk = draw(3) == 0 ? 0 : 2e7 * static_cast<double>(1 + draw(100));
+        }
+        states += w.cold() + (w.in_memory() > 0);
       }
       Add(w, keys);
     }
@@ -164,9 +176,10 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
     }
     for (const Fake& w : all) {
       if (!w.room() || w.prefill) continue;
-      const double latents = kBlock *
-                             static_cast<double>(std::max<int64_t>(0, position / 64 - w.latents)) /
-                             kBandwidth;
+      const double latents =
+          kBlock *
+          static_cast<double>(std::max<int64_t>(0, position / 64 - w.latents_in_memory())) /
+          kBandwidth;
       decode =
           std::min(decode, w.queue() + kSlab / kBandwidth + std::max(0.0, latents - computing) +
                                w.compute(prompt - position));
@@ -194,7 +207,22 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
     if (!chosen.fetch_from.empty()) {
       const auto source = std::find_if(all.begin(), all.end(),
                                        [&](const Fake& w) { return w.name == chosen.fetch_from; });
-      EXPECT_EQ(chosen.fetch_cold, source->cold) << round;
+      EXPECT_EQ(chosen.fetch_cold, chosen.fetch_tokens > source->in_memory() * 64) << round;
+      EXPECT_EQ(chosen.read_bytes, 0) << round;
+    } else {
+      const auto computes = std::find_if(all.begin(), all.end(), [&](const Fake& w) {
+        return w.name == (chosen.prefill.empty() ? chosen.decode : chosen.prefill);
+      });
+      const bool reads = chosen.read_bytes > 0;
+      read += reads;
+      passed_by += !reads && computes->cold() && computes->in_memory() > 0;
+      if (reads) {
+        EXPECT_EQ(static_cast<double>(chosen.read_bytes), computes->read_bytes()) << round;
+        EXPECT_DOUBLE_EQ(chosen.read_seconds, computes->read()) << round;
+        EXPECT_EQ(chosen.cached_tokens, computes->snapshot * 64) << round;
+      } else {
+        EXPECT_EQ(chosen.cached_tokens, computes->in_memory() * 64) << round;
+      }
     }
     // What was weighed is what the worker is told.
     for (const RouterAction& action : core->TakeActions()) {
@@ -216,6 +244,8 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
   EXPECT_GT(alone, 30);
   EXPECT_GT(waited, 10);
   EXPECT_GT(cold, 10);
+  EXPECT_GT(read, 10);
+  EXPECT_GT(passed_by, 5);
 }
 
 // Of workers that share a folder all can read the same; whoever has less, but in memory, is offered still.
@@ -227,7 +257,7 @@ TEST_F(RouterFetchTest, ManyThatHoldTheSameHideNobody) {
               .draining = true,
               .latents = 9,
               .snapshot = 9,
-              .cold = true,
+              .warm = 0,
               .disk = 1e6};
     Add(w, keys);
   }
@@ -239,6 +269,46 @@ TEST_F(RouterFetchTest, ManyThatHoldTheSameHideNobody) {
   const DecisionCandidate& chosen = Last().candidates[Last().chosen];
   EXPECT_EQ(chosen.fetch_from, "d8");
   EXPECT_FALSE(chosen.fetch_cold);
+}
+
+// A deep state on a slow disk hides no shallower one in memory: not from the worker itself, and not from others.
+TEST_F(RouterFetchTest, AStateInMemoryIsFoundBelowADeeperOneOnDisk) {
+  const std::vector<PrefixKey> keys = Keys(700);
+  Fake holder = {.name = "d1", .link = 1, .latents = 9, .snapshot = 9, .warm = 8, .disk = 1e6};
+  Add(holder, keys);
+  ASSERT_TRUE(Submit("own", 700).ok());
+  Drain();
+  EXPECT_EQ(Last().snapshot_tokens, 9 * 64);
+  EXPECT_TRUE(Last().snapshot_cold);
+  EXPECT_EQ(Last().warm_tokens, 8 * 64);
+  EXPECT_EQ(Last().candidates[0].cached_tokens, 8 * 64);
+  EXPECT_EQ(Last().candidates[0].read_bytes, 0);
+  ASSERT_TRUE(core->CancelClient("own", now));
+  // 204 MB in 0.2 s are less than 64 tokens take: it reads the slab and the one block that memory lacks.
+  holder.disk = 1e9;
+  mesh::WorkerMessage beat;
+  beat.mutable_heartbeat()->set_slabs_free(4);
+  beat.mutable_heartbeat()->set_latent_blocks_free(64);
+  beat.mutable_heartbeat()->set_prompt_tokens_per_second(100);
+  beat.mutable_heartbeat()->set_store_bytes_per_second(1e9);
+  Send(1, beat);
+  ASSERT_TRUE(Submit("reads", 700).ok());
+  Drain();
+  EXPECT_EQ(Last().candidates[0].cached_tokens, 9 * 64);
+  EXPECT_EQ(Last().candidates[0].read_bytes, static_cast<int64_t>(kSlab + kBlock));
+  EXPECT_DOUBLE_EQ(Last().candidates[0].read_seconds, 0.002 + (kSlab + kBlock) / 1e9);
+  ASSERT_TRUE(core->CancelClient("reads", now));
+  // Another one is sent what is in memory, as the disk is slow again and the holder goes.
+  beat.mutable_heartbeat()->set_store_bytes_per_second(1e6);
+  beat.mutable_heartbeat()->set_draining(true);
+  Send(1, beat);
+  Fake other = {.name = "d2", .link = 2};
+  Add(other, keys);
+  ASSERT_TRUE(Submit("fetches", 700).ok());
+  Drain();
+  EXPECT_EQ(Last().candidates[Last().chosen].fetch_from, "d1");
+  EXPECT_EQ(Last().candidates[Last().chosen].fetch_tokens, 8 * 64);
+  EXPECT_FALSE(Last().candidates[Last().chosen].fetch_cold);
 }
 
 // The worker that was chosen for what it was to fetch gives the prompt back, and it goes where it is cheapest

@@ -221,6 +221,30 @@ TEST_F(SessionCallsTest, ResumingAsksEveryStoreAndLoadsTheState) {
   EXPECT_EQ(core->counters().sessions.resumed, 1u);
 }
 
+// One worker holds two states of the session: each is told, and the deeper one is read for it.
+TEST_F(SessionCallsTest, ADeeperStateOnDiskHidesNoneInMemory) {
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  Turn("s", 200, {200, 201});
+  Hold(kDecode, 3, /*cold=*/true, /*warm=*/2);
+  SessionCall get;
+  get.id = "g";
+  get.kind = Kind::kGet;
+  get.session = Id("s");
+  core->CallSession(get, now);
+  std::vector<SessionHolding> holders;
+  for (const RouterAction& action : core->TakeActions()) {
+    if (const auto* a = std::get_if<SessionAnswered>(&action)) holders = a->state.holders;
+  }
+  ASSERT_EQ(holders.size(), 2u);
+  EXPECT_EQ(holders[0].worker, "d1");
+  EXPECT_EQ(holders[0].position, 192);
+  EXPECT_TRUE(holders[0].cold);
+  EXPECT_EQ(holders[1].worker, "d1");
+  EXPECT_EQ(holders[1].position, 128);
+  EXPECT_FALSE(holders[1].cold);
+  EXPECT_THAT(Call(Kind::kResume, "s"), ::testing::HasSubstr("2 <- Load"));
+}
+
 TEST_F(SessionCallsTest, TheNewestRecordWinsAndSilenceMayHideANewerOne) {
   JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
   JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);

@@ -75,8 +75,9 @@ class SessionCallsTest : public RouterCoreTest {
     return Drain();
   }
 
-  // `link` holds a snapshot of the first `blocks` blocks of tokens 0, 1, 2, ...
-  void Hold(LinkId link, int64_t blocks, bool cold = false) {
+  // `link` holds a snapshot of the first `blocks` blocks of tokens 0, 1, 2, ..., and one of the first `warm` in
+  // memory.
+  void Hold(LinkId link, int64_t blocks, bool cold = false, int64_t warm = 0) {
     const mesh::ModelIdentity id = TestIdentity();
     PrefixChain chain(PrefixModel(id.digest(), id.state_layout()), "");
     std::vector<TokenId> tokens;
@@ -92,6 +93,10 @@ class SessionCallsTest : public RouterCoreTest {
     changes->add_keys(chain.keys().back().index());
     changes->mutable_changes()->push_back(cold ? mesh::PrefixChanges::SNAPSHOT_COLD
                                                : mesh::PrefixChanges::SNAPSHOT_ADDED);
+    if (warm > 0) {
+      changes->add_keys(chain.keys()[static_cast<size_t>(warm - 1)].index());
+      changes->mutable_changes()->push_back(mesh::PrefixChanges::SNAPSHOT_ADDED);
+    }
     Send(link, m);
     Drain();
   }

@@ -55,5 +55,12 @@ TEST_F(SharedRoomTest, WhatIsColdIsNotHeldYet) {
   EXPECT_EQ(Place({"a", "b", "c"}), "ab");
 }
 
+// What lies in memory below it is.
+TEST_F(SharedRoomTest, WhatIsWarmBelowWhatIsColdIsHeld) {
+  Join(kDecode, "d1", mesh::ROLE_DECODE);
+  Hold(kDecode, 16, /*cold=*/true, /*warm=*/13);
+  EXPECT_EQ(Place({"a", "b", "c", "d"}), "abc");  // 26 + 13 + 13
+}
+
 }  // namespace
 }  // namespace deltamesh
