@@ -59,26 +59,26 @@ absl::StatusOr<std::unique_ptr<SequenceState>> PrefixCache::Restore(std::span<co
   const PrefixMatch match = tree_.Find(path);
   ++stats_.lookups;
   stats_.tokens_looked_up += path.size() * kBlockTokens;
-  stats_.tokens_latent += static_cast<uint64_t>(match.latents * kBlockTokens);
-  if (match.snapshot == 0) return nullptr;
-  const PrefixKey& key = path[static_cast<size_t>(match.snapshot - 1)];
+  stats_.tokens_latent += static_cast<uint64_t>(match.latents.value() * kBlockTokens);
+  if (match.snapshot.value() == 0) return nullptr;
+  const PrefixKey& key = path[static_cast<size_t>(match.snapshot.value() - 1)];
   const SlotRef content = held_snapshots_.at(tree_.SnapshotId(key));
-  std::vector<SlotRef> latents = Latents(path.first(static_cast<size_t>(match.snapshot)));
+  std::vector<SlotRef> latents = Latents(path.first(static_cast<size_t>(match.snapshot.value())));
   ASSIGN_OR_RETURN(std::unique_ptr<SequenceState> state, SequenceState::CreateUnset(pools_));
   const int64_t floats = KeptFloats(pools_.layout);
   for (int64_t layer = 0; layer < pools_.layout.kda_layers; ++layer) {
     std::copy_n(content.data() + layer * floats, floats, state->slab_layer(layer).s);
   }
-  state->Restore(match.snapshot * kBlockTokens, std::move(latents));
+  state->Restore(match.snapshot.value() * kBlockTokens, std::move(latents));
   tree_.Touch(key, now, tenant);
   ++stats_.hits;
-  stats_.tokens_restored += static_cast<uint64_t>(match.snapshot * kBlockTokens);
+  stats_.tokens_restored += static_cast<uint64_t>(match.snapshot.value() * kBlockTokens);
   return state;
 }
 
 std::vector<SlotRef> PrefixCache::Latents(std::span<const PrefixKey> path) const {
   std::vector<SlotRef> latents;
-  for (const uint64_t id : tree_.BlockIds(path, tree_.Find(path).latents)) {
+  for (const uint64_t id : tree_.BlockIds(path, tree_.Find(path).latents.value())) {
     latents.push_back(held_latents_.at(id));
   }
   return latents;
@@ -131,7 +131,8 @@ absl::StatusOr<StagedSnapshot> PrefixCache::Reserve(std::span<const PrefixKey> p
 
 void PrefixCache::Forget(std::span<const PrefixKey> path) {
   if (path.empty() || !tree_.HasSnapshot(path.back())) return;
-  for (int64_t above = tree_.Find(path).snapshot; above > 0; above = tree_.Find(path).snapshot) {
+  for (int64_t above = tree_.Find(path).snapshot.value(); above > 0;
+       above = tree_.Find(path).snapshot.value()) {
     const PrefixKey& key = path[static_cast<size_t>(above - 1)];
     const SnapshotKind kind = tree_.View(key).kind;
     if (tree_.HasChildren(key) ||

@@ -79,8 +79,8 @@ PrefixMatch PrefixTree::Find(std::span<const PrefixKey> path) const {
   const Index node = Deepest(path);
   if (node == kNone) return {};
   const Index snapshot = SnapshotAt(node);
-  return {.latents = nodes_[static_cast<size_t>(node)].blocks,
-          .snapshot = snapshot == kNone ? 0 : BlocksOf(snapshot)};
+  return {.latents = LatentBlocks(nodes_[static_cast<size_t>(node)].blocks),
+          .snapshot = SnapshotBlocks(snapshot == kNone ? 0 : BlocksOf(snapshot))};
 }
 
 int64_t PrefixTree::LastingSnapshot(const PrefixKey& key) const {

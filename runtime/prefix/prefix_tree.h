@@ -37,6 +37,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/time/time.h"
+#include "runtime/prefix/match_blocks.h"
 #include "runtime/prefix/prefix_key.h"
 
 namespace deltamesh {
@@ -72,10 +73,10 @@ struct PrefixTreeOptions {
   double breakpoint_share = 0.5;  // of bytes_max, for the breakpoints of one tenant; at least 0
 };
 
-// What a prompt finds, in blocks from its beginning.
+// What a prompt finds.
 struct PrefixMatch {
-  int64_t latents = 0;   // blocks whose latents are held without a gap
-  int64_t snapshot = 0;  // where the deepest snapshot within them stands; 0: none
+  LatentBlocks latents;     // that are held without a gap
+  SnapshotBlocks snapshot;  // where the deepest snapshot within them stands; 0: none
 
   friend bool operator==(const PrefixMatch&, const PrefixMatch&) = default;
 };

@@ -11,7 +11,7 @@ std::vector<CutPoint> PlanCuts(const PrefixTree& tree, std::span<const PrefixKey
   const int64_t end = static_cast<int64_t>(path.size());
   std::map<int64_t, SnapshotKind> cuts;
   const auto add = [&](int64_t blocks, SnapshotKind kind) {
-    if (blocks <= match.snapshot || blocks > end) return;
+    if (blocks <= match.snapshot.value() || blocks > end) return;
     const auto [at, fresh] = cuts.emplace(blocks, kind);
     if (!fresh) at->second = std::max(at->second, kind);
   };
@@ -19,12 +19,13 @@ std::vector<CutPoint> PlanCuts(const PrefixTree& tree, std::span<const PrefixKey
   add(end, SnapshotKind::kPromptTail);
   for (const int64_t tokens : breakpoints)
     add(tokens / kPrefixBlockTokens, SnapshotKind::kBreakpoint);
-  if (match.latents < end && match.latents - match.snapshot >= options.junction_blocks_min &&
-      tree.HasChildren(path[static_cast<size_t>(match.latents - 1)])) {
-    add(match.latents, SnapshotKind::kJunction);
+  if (match.latents.value() < end &&
+      match.latents.value() - match.snapshot.value() >= options.junction_blocks_min &&
+      tree.HasChildren(path[static_cast<size_t>(match.latents.value() - 1)])) {
+    add(match.latents.value(), SnapshotKind::kJunction);
   }
   if (options.grid_blocks > 0) {
-    const int64_t first = (match.snapshot / options.grid_blocks + 1) * options.grid_blocks;
+    const int64_t first = (match.snapshot.value() / options.grid_blocks + 1) * options.grid_blocks;
     for (int64_t at = first; at < end; at += options.grid_blocks) add(at, SnapshotKind::kGrid);
   }
 

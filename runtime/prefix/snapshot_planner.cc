@@ -27,10 +27,11 @@ void SnapshotPlanner::Learn(const PrefixTree& tree, std::span<const PrefixKey> p
   const double keep = 1 - 1 / learning_.memory_prompts;
   asked_ = asked_ * keep + static_cast<double>(path.size());
   wanted_ *= keep;
-  if (match.latents > 0) {
-    const int64_t lasting = tree.LastingSnapshot(path[static_cast<size_t>(match.latents - 1)]);
-    wanted_ +=
-        static_cast<double>(std::max<int64_t>(0, match.latents - lasting - learning_.grid_blocks));
+  if (match.latents.value() > 0) {
+    const int64_t lasting =
+        tree.LastingSnapshot(path[static_cast<size_t>(match.latents.value() - 1)]);
+    wanted_ += static_cast<double>(
+        std::max<int64_t>(0, match.latents.value() - lasting - learning_.grid_blocks));
   }
   const bool on = options_.grid_blocks > 0;
   if (!on && asked_ >= learning_.blocks_asked_min && grid_share() > learning_.on_share) {

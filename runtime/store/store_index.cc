@@ -52,9 +52,9 @@ int64_t StoreIndex::Deepest(std::span<const PrefixKey> path) const {
 
 StoreMatch StoreIndex::Match(std::span<const PrefixKey> path) const {
   StoreMatch match;
-  match.snapshot = Deepest(path);
-  if (match.snapshot > 0) {
-    const PrefixKey& key = path[static_cast<size_t>(match.snapshot - 1)];
+  match.snapshot = SnapshotBlocks(Deepest(path));
+  if (match.snapshot.value() > 0) {
+    const PrefixKey& key = path[static_cast<size_t>(match.snapshot.value() - 1)];
     match.files = static_cast<int64_t>(Chain(key).size());
     match.kind = Find(key)->kind;
   }

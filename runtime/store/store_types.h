@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/prefix/match_blocks.h"
 #include "runtime/prefix/prefix_key.h"
 #include "runtime/prefix/prefix_tree.h"
 #include "runtime/store/refusal.h"
@@ -31,8 +32,8 @@ struct StateTarget {
 
 // What a store has of a prompt, in blocks from its beginning.
 struct StoreMatch {
-  int64_t snapshot = 0;  // where the deepest one stands that can be read; 0: none
-  int64_t files = 0;     // to read for it
+  SnapshotBlocks snapshot;  // where the deepest one stands that can be read; 0: none
+  int64_t files = 0;        // to read for it
   SnapshotKind kind{};
 };
 

@@ -169,7 +169,8 @@ void PrefixIndex::Group::EndsBetween(std::span<const uint64_t> keys, size_t low,
   if (ending == 0) return;
   if (low + 1 == high) {
     for (; ending != 0; ending &= ending - 1) {
-      found[static_cast<size_t>(std::countr_zero(ending))].latents = static_cast<int64_t>(low);
+      found[static_cast<size_t>(std::countr_zero(ending))].latents =
+          LatentBlocks(static_cast<int64_t>(low));
     }
     return;
   }
@@ -190,8 +191,8 @@ void PrefixIndex::Group::Find(std::span<const uint64_t> keys, WorkerSlot first,
   for (uint64_t left = begin; left != 0; left &= left - 1) {
     const int bit = std::countr_zero(left);
     IndexMatch& match = found[static_cast<size_t>(bit)];
-    if ((end >> bit & 1) != 0) match.latents = static_cast<int64_t>(keys.size());
-    longest = std::max(longest, match.latents);
+    if ((end >> bit & 1) != 0) match.latents = LatentBlocks(static_cast<int64_t>(keys.size()));
+    longest = std::max(longest, match.latents.value());
   }
   for (int64_t i = 0; i < longest; ++i) {
     if (!filter_.MayHold(keys[static_cast<size_t>(i)])) continue;
@@ -200,9 +201,9 @@ void PrefixIndex::Group::Find(std::span<const uint64_t> keys, WorkerSlot first,
     for (uint64_t s = entry->facts.workers & begin; s != 0; s &= s - 1) {
       const int bit = std::countr_zero(s);
       IndexMatch& match = found[static_cast<size_t>(bit)];
-      if (i >= match.latents) continue;
-      match.snapshot = i + 1;
-      if ((entry->facts.cold >> bit & 1) == 0) match.warm = i + 1;
+      if (i >= match.latents.value()) continue;
+      match.snapshot = SnapshotBlocks(i + 1);
+      if ((entry->facts.cold >> bit & 1) == 0) match.warm = match.snapshot;
     }
   }
   for (uint64_t left = begin; left != 0; left &= left - 1) {

@@ -20,17 +20,19 @@
 #include <span>
 #include <vector>
 
+#include "runtime/prefix/match_blocks.h"
+
 namespace deltamesh {
 
 // A worker's place: group * 64 + bit.
 using WorkerSlot = int32_t;
 
-// What one worker can do for a prompt, in blocks from its beginning; as PrefixMatch, as the router knows it.
+// What one worker can do for a prompt; as PrefixMatch, as the router knows it.
 struct IndexMatch {
   WorkerSlot worker = -1;
-  int64_t latents = 0;
-  int64_t snapshot = 0;  // the deepest one, wherever it lies
-  int64_t warm = 0;      // the deepest one in memory: at most `snapshot`
+  LatentBlocks latents;
+  SnapshotBlocks snapshot;  // the deepest one, wherever it lies
+  SnapshotBlocks warm;      // the deepest one in memory: at most `snapshot`
 
   // The deepest one must be read from disk first.
   bool cold() const { return warm < snapshot; }

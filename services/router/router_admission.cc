@@ -76,7 +76,8 @@ absl::Status RouterCore::Impl::Submit(ClientRequest spec, absl::Time now) {
 // What the mesh has to compute. Nobody knows how long the answer will be.
 int64_t RouterCore::Impl::CostOf(const RouterRequest& r) const {
   int64_t held = 0;
-  for (const auto& [link, match] : r.held) held = std::max(held, match.snapshot * BlockTokens());
+  for (const auto& [link, match] : r.held)
+    held = std::max(held, match.snapshot.value() * BlockTokens());
   return r.prompt_tokens() - held +
          std::min(r.spec.max_tokens, static_cast<int64_t>(answer_tokens));
 }
@@ -86,7 +87,7 @@ int64_t RouterCore::Impl::CostOf(const RouterRequest& r) const {
 void RouterCore::Impl::BoundBreakpoints(RouterRequest& r) const {
   uint64_t known = 0;
   for (const auto& [link, match] : r.held) {
-    known = std::max(known, static_cast<uint64_t>(match.latents * BlockTokens()));
+    known = std::max(known, static_cast<uint64_t>(match.latents.value() * BlockTokens()));
   }
   auto& at = *r.spec.cache.mutable_breakpoints();
   std::sort(at.begin(), at.end());

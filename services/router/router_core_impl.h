@@ -217,7 +217,7 @@ class RouterCore::Impl {
   static int64_t ColdBytes(const Worker& worker, const IndexMatch& match);
   // Leading blocks whose latents the worker has in memory, so that nobody need send them. Of one with a store
   // those beyond its snapshots there may be on its disk only, and count as lacking.
-  static int64_t WarmLatents(const Worker& worker, const IndexMatch& match);
+  static LatentBlocks WarmLatents(const Worker& worker, const IndexMatch& match);
   // Where the state that the worker was chosen with is to be had; nothing: nowhere any more.
   std::optional<mesh::FetchSource> FetchSourceOf(const RouterRequest& r) const;
   void OnFetchResult(const Worker& from, const mesh::FetchResult& message);

@@ -137,12 +137,12 @@ void RouterCore::Impl::ExplainMatch(const RouterRequest& r, Decision& d) const {
     const Worker* worker = members.Find(link);
     if (worker == nullptr) continue;
     const int64_t block = BlockTokens();
-    if (match.latents * block > d.latent_tokens) {
-      d.latent_tokens = match.latents * block;
+    if (match.latents.value() * block > d.latent_tokens) {
+      d.latent_tokens = match.latents.value() * block;
       d.latents_at = worker->load.name;
     }
-    d.warm_tokens = std::max(d.warm_tokens, match.warm * block);
-    const int64_t snapshot = match.snapshot * block;
+    d.warm_tokens = std::max(d.warm_tokens, match.warm.value() * block);
+    const int64_t snapshot = match.snapshot.value() * block;
     const bool deeper = snapshot > d.snapshot_tokens;
     const bool nearer = snapshot == d.snapshot_tokens && d.snapshot_cold && !match.cold();
     if (deeper || nearer) {

@@ -34,11 +34,11 @@ int64_t RouterCore::Impl::ColdBytes(const Worker& worker, const IndexMatch& matc
   if (!match.cold()) return 0;
   const mesh::Capacity& c = worker.registration.capacity();
   return static_cast<int64_t>(c.slab_bytes()) +
-         (match.snapshot - match.warm) * static_cast<int64_t>(c.block_bytes());
+         (match.snapshot.value() - match.warm.value()) * static_cast<int64_t>(c.block_bytes());
 }
 
-int64_t RouterCore::Impl::WarmLatents(const Worker& worker, const IndexMatch& match) {
-  return worker.registration.session_store() ? match.warm : match.latents;
+LatentBlocks RouterCore::Impl::WarmLatents(const Worker& worker, const IndexMatch& match) {
+  return worker.registration.session_store() ? LatentBlocks(match.warm.value()) : match.latents;
 }
 
 double RouterCore::Impl::MoveSeconds(int64_t bytes) const {
@@ -56,14 +56,14 @@ void RouterCore::Impl::FindFetchSources(const RouterRequest& r) {
     const Worker* worker = members.Find(link);
     if (worker == nullptr || !worker->registration.state_fetch()) continue;
     const double step = StepSeconds(*worker);
-    if (match.warm > 0) {
-      fetch_from_.push_back({.worker = worker, .blocks = match.warm, .delay = step});
+    if (match.warm.value() > 0) {
+      fetch_from_.push_back({.worker = worker, .blocks = match.warm.value(), .delay = step});
     }
     if (!match.cold()) continue;
     const double read =
         StoreReadSeconds({.bytes = ColdBytes(*worker, match)}, worker->load.store_bytes_per_second);
     fetch_from_.push_back(
-        {.worker = worker, .blocks = match.snapshot, .delay = step + read, .cold = true});
+        {.worker = worker, .blocks = match.snapshot.value(), .delay = step + read, .cold = true});
   }
   const auto better = [](const FetchFrom& a, const FetchFrom& b) {
     return std::tuple(-a.blocks, a.delay, a.worker->link) <
@@ -87,12 +87,12 @@ void RouterCore::Impl::AddFetches(const Worker& worker, const IndexMatch& match,
   for (size_t i = 0; i < fetch_from_.size(); ++i) {
     const FetchFrom& from = fetch_from_[i];
     // What lies on its own disk is slower than memory elsewhere, or not: that is for the price to say.
-    if (from.worker == &worker || from.blocks <= match.warm) continue;
+    if (from.worker == &worker || from.blocks <= match.warm.value()) continue;
     FetchOffer& offer = holding.fetches[holding.fetch_count++];
     offer.source = i;
     offer.tokens = from.blocks * BlockTokens();
     offer.bytes = static_cast<int64_t>(c.slab_bytes()) +
-                  std::max<int64_t>(0, from.blocks - WarmLatents(worker, match)) *
+                  std::max<int64_t>(0, from.blocks - WarmLatents(worker, match).value()) *
                       static_cast<int64_t>(c.block_bytes());
     offer.seconds = kFetchSeconds + from.delay + MoveSeconds(offer.bytes);
     offer.cold = from.cold;

@@ -157,7 +157,8 @@ void RouterCore::Impl::AssignPrefill(RouterRequest& r, const Choice& prefill) {
 std::span<const uint64_t> RouterCore::Impl::Restored(const RouterRequest& r, LinkId link) {
   const auto found = r.held.find(link);
   if (found == r.held.end()) return {};
-  return std::span(r.keys).first(std::min(static_cast<size_t>(found->second.warm), r.keys.size()));
+  return std::span(r.keys).first(
+      std::min(static_cast<size_t>(found->second.warm.value()), r.keys.size()));
 }
 
 size_t RouterCore::Impl::Named(const RouterRequest& r, const Worker& worker, size_t most) {
@@ -271,9 +272,9 @@ Holding RouterCore::Impl::Cached(const Worker& worker, const IndexMatch& match,
                                  int64_t most) const {
   const int64_t block = BlockTokens();
   Holding holding;
-  holding.cached_tokens = std::min(match.warm * block, most);
+  holding.cached_tokens = std::min(match.warm.value() * block, most);
   if (match.cold()) {
-    holding.cold_tokens = std::min(match.snapshot * block, most);
+    holding.cold_tokens = std::min(match.snapshot.value() * block, most);
     holding.cold_bytes = ColdBytes(worker, match);
   }
   return holding;
@@ -340,15 +341,17 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
     Holding holding;
     if (handoff) {
       const mesh::Capacity& c = w->registration.capacity();
-      const int64_t latents = std::max<int64_t>(position / block - WarmLatents(*w, match), 0) *
-                              static_cast<int64_t>(c.block_bytes());
+      const int64_t latents =
+          std::max<int64_t>(position / block - WarmLatents(*w, match).value(), 0) *
+          static_cast<int64_t>(c.block_bytes());
       holding.transfer_bytes = static_cast<int64_t>(c.slab_bytes()) + latents;
       holding.transfer_seconds =
           MoveSeconds(holding.transfer_bytes) - std::min(MoveSeconds(latents), hidden_seconds);
     } else {
       holding = Cached(*w, match, position);
       AddFetches(*w, match, holding);
-      if (!anyone && match.snapshot == 0 && !KeepAppends(r.prompt_tokens(), holding)) continue;
+      if (!anyone && match.snapshot.value() == 0 && !KeepAppends(r.prompt_tokens(), holding))
+        continue;
     }
     holding.shared_blocks = Membership::Shared(*w, Restored(r, w->link));
     priced.Add(w, holding);

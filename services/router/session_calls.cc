@@ -477,8 +477,8 @@ std::vector<SessionHolding> SessionCalls::HoldersOf(const std::string& salt,
       found.push_back({worker->registration.role() != mesh::ROLE_DECODE,
                        {worker->load.name, blocks * kPrefixBlockTokens, cold}});
     };
-    if (match.warm > 0) add(match.warm, false);
-    if (match.cold()) add(match.snapshot, true);
+    if (match.warm.value() > 0) add(match.warm.value(), false);
+    if (match.cold()) add(match.snapshot.value(), true);
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
     return std::tuple(-a.second.position, a.first, a.second.cold, a.second.worker) <

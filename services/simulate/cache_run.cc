@@ -39,7 +39,7 @@ class TreeCache final : public Cache {
       Keep(path, {.blocks = cut.blocks, .kind = cut.kind, .session = turn.session}, turn.at,
            result);
     }
-    return found.match.snapshot;
+    return found.match.snapshot.value();
   }
   void Answer(const Turn& turn, double now, CacheRunResult& result) override {
     if (!cache_.keeps_ends() || turn.answer_blocks() == 0) return;

@@ -41,8 +41,8 @@ PolicyCache::Found PolicyCache::Open(std::span<const PrefixKey> path,
                                      std::span<const int64_t> breakpoints, absl::Time now) {
   Found found;
   found.match = tree_.Find(path);
-  if (found.match.snapshot > 0) {
-    tree_.Touch(path[static_cast<size_t>(found.match.snapshot - 1)], now);
+  if (found.match.snapshot.value() > 0) {
+    tree_.Touch(path[static_cast<size_t>(found.match.snapshot.value() - 1)], now);
   }
   if (!policy_.breakpoints) breakpoints = {};
   found.cuts = planner_.Plan(tree_, path, found.match, breakpoints);

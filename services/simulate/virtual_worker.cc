@@ -100,7 +100,7 @@ void VirtualWorker::StartPrefill(const mesh::StartPrefill& message, double now) 
   Job job;
   job.request = message.request_id();
   job.attempt = message.attempt();
-  job.position = job.restored = found.match.snapshot * kBlockTokens;
+  job.position = job.restored = found.match.snapshot.value() * kBlockTokens;
   job.prompt_end = position;
   job.blocks = position / kBlockTokens;
   job.cuts = std::move(found.cuts);
@@ -125,7 +125,7 @@ void VirtualWorker::StartDecode(const mesh::StartDecode& message, double now) {
     mesh::Landing* landing = granted.mutable_landing_granted()->mutable_landing();
     landing->set_receiver(options_.name);
     landing->set_position(message.handoff_tokens());
-    landing->set_have_blocks(static_cast<uint64_t>(cache_.tree().Find(path).latents));
+    landing->set_have_blocks(static_cast<uint64_t>(cache_.tree().Find(path).latents.value()));
     messages_.push_back(std::move(granted));
     return;
   }
@@ -134,7 +134,7 @@ void VirtualWorker::StartDecode(const mesh::StartDecode& message, double now) {
   Job job;
   job.request = message.request_id();
   job.attempt = message.attempt();
-  job.position = job.restored = found.match.snapshot * kBlockTokens;
+  job.position = job.restored = found.match.snapshot.value() * kBlockTokens;
   job.prompt_end = turn.prompt_tokens;
   job.blocks = blocks;
   job.cuts = std::move(found.cuts);
@@ -147,7 +147,7 @@ void VirtualWorker::FetchOrRun(Job job, const mesh::FetchSource& source, double 
   if (position <= job.position) return RunOrFinish(std::move(job), now);
   const auto path = Blocks(turn_of_(job.request), position / kBlockTokens);
   const int64_t missing =
-      std::max<int64_t>(0, position / kBlockTokens - cache_.tree().Find(path).latents);
+      std::max<int64_t>(0, position / kBlockTokens - cache_.tree().Find(path).latents.value());
   fetches_.push_back({.request = job.request,
                       .source = source.worker(),
                       .receiver = options_.name,
@@ -213,7 +213,7 @@ void VirtualWorker::OnFetched(const VirtualFetch& fetch, bool held, double secon
 
 bool VirtualWorker::Holds(const std::string& request, int64_t position) {
   const int64_t blocks = position / kBlockTokens;
-  return cache_.tree().Find(Blocks(turn_of_(request), blocks)).snapshot == blocks;
+  return cache_.tree().Find(Blocks(turn_of_(request), blocks)).snapshot.value() == blocks;
 }
 
 double VirtualWorker::LooksAround(double now) const {

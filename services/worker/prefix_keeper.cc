@@ -63,7 +63,7 @@ absl::Status PrefixKeeper::Adopt(KeptPrompt* prompt, std::unique_ptr<SequenceSta
 }
 
 int64_t PrefixKeeper::Held(const KeptPrompt& prompt) const {
-  return prompt.chain ? cache_->Find(prompt.path()).snapshot * kBlockTokens : 0;
+  return prompt.chain ? cache_->Find(prompt.path()).snapshot.value() * kBlockTokens : 0;
 }
 
 // What was restored may stand above what the cache holds, when it had no room for it.

@@ -285,11 +285,12 @@ StateLoadRef StateTier::Load(std::span<const PrefixKey> path, double tokens_per_
   now_ = std::max(now_, now);
   const PrefixMatch memory = cache_->Find(path);
   const Deepest below = FindBelow(path);
-  const int64_t blocks = below.match.snapshot;
-  if (blocks <= memory.snapshot) return nullptr;
-  const StoreRead read = {
-      .bytes = ReadBytes(blocks, memory.latents), .files = below.match.files, .ahead = reading_};
-  const int64_t saved = (blocks - memory.snapshot) * kBlockTokens;
+  const int64_t blocks = below.match.snapshot.value();
+  if (blocks <= memory.snapshot.value()) return nullptr;
+  const StoreRead read = {.bytes = ReadBytes(blocks, memory.latents.value()),
+                          .files = below.match.files,
+                          .ahead = reading_};
+  const int64_t saved = (blocks - memory.snapshot.value()) * kBlockTokens;
   if (!ReadsFromStore(read, saved, rate(below.tier), tokens_per_second)) {
     ++counts_.slower;
     return nullptr;
@@ -326,7 +327,7 @@ absl::StatusOr<StateLoadRef> StateTier::LoadStored(std::span<const PrefixKey> pa
   CHECK(disk_ != nullptr && !path.empty());
   now_ = std::max(now_, now);
   const StoreMatch match = disk_->Find(path);
-  if (match.snapshot != static_cast<int64_t>(path.size())) {
+  if (match.snapshot.value() != static_cast<int64_t>(path.size())) {
     return NotFound("the state at %s is not on disk", path.back().Hex());
   }
   absl::StatusOr<StateLoadRef> load =
@@ -338,7 +339,7 @@ absl::StatusOr<StateLoadRef> StateTier::LoadStored(std::span<const PrefixKey> pa
 
 absl::StatusOr<StateLoadRef> StateTier::BeginRead(std::span<const PrefixKey> path, StoreTier tier,
                                                   const StoreMatch& match, Read read) {
-  const std::span<const PrefixKey> to = path.first(static_cast<size_t>(match.snapshot));
+  const std::span<const PrefixKey> to = path.first(static_cast<size_t>(match.snapshot.value()));
   if (const auto known = loading_.find(to.back()); known != loading_.end()) {
     // Somebody waits for the same; one that nobody waits for any more is about to end.
     if (StateLoadRef load = known->second->load.lock(); load != nullptr && !load->ended_) {
@@ -350,7 +351,7 @@ absl::StatusOr<StateLoadRef> StateTier::BeginRead(std::span<const PrefixKey> pat
   if (reading_ >= options_.loads_max)
     return ResourceExhausted("%d states are being read", reading_);
   auto reading = std::make_shared<Reading>();
-  reading->have = std::min(cache_->Find(to).latents, match.snapshot);
+  reading->have = std::min(cache_->Find(to).latents.value(), match.snapshot.value());
   ASSIGN_OR_RETURN(reading->staged, cache_->Reserve(to));
   reading->path.assign(to.begin(), to.end());
   reading->kind = match.kind;
@@ -364,7 +365,8 @@ absl::StatusOr<StateLoadRef> StateTier::BeginRead(std::span<const PrefixKey> pat
   ++reading_;
   IoQueue& from = queue(tier);
   from.PushUrgent(
-      ReadBytes(match.snapshot, reading->have), [this, reading, &from]() -> IoQueue::Finish {
+      ReadBytes(match.snapshot.value(), reading->have),
+      [this, reading, &from]() -> IoQueue::Finish {
         const auto begin = std::chrono::steady_clock::now();
         const CancelCheck cancelled = [&] { return *reading->cancelled || from.stopping(); };
         const StateTarget target = reading->target(cache_->pools().layout);

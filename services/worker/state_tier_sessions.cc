@@ -27,10 +27,10 @@ SessionStoreDone Done(uint64_t ticket, const absl::Status& status) {
 // ---- suspend -------------------------------------------------------------------------------------
 
 void StateTier::Suspend(uint64_t ticket, std::span<const PrefixKey> path) {
-  const int64_t memory = cache_->Find(path).snapshot;
+  const int64_t memory = cache_->Find(path).snapshot.value();
   // Other threads change what the tiers have: they are asked once.
-  const int64_t on_disk = disk_ == nullptr ? 0 : disk_->Find(path).snapshot;
-  const int64_t in_bucket = objects_ == nullptr ? 0 : objects_->Find(path).snapshot;
+  const int64_t on_disk = disk_ == nullptr ? 0 : disk_->Find(path).snapshot.value();
+  const int64_t in_bucket = objects_ == nullptr ? 0 : objects_->Find(path).snapshot.value();
   const int64_t blocks = std::max({memory, on_disk, in_bucket});
   if (blocks == 0) return Answer(Done(ticket, absl::OkStatus()));
   const std::vector<PrefixKey> to(path.begin(), path.begin() + blocks);
@@ -91,9 +91,9 @@ void StateTier::Load(uint64_t ticket, std::span<const PrefixKey> path) {
 }
 
 void StateTier::Resume(Resuming r) {
-  const int64_t memory = cache_->Find(r.path).snapshot;
+  const int64_t memory = cache_->Find(r.path).snapshot.value();
   const Deepest below = FindBelow(r.path, r.skip);
-  const int64_t blocks = below.match.snapshot;
+  const int64_t blocks = below.match.snapshot.value();
   // What another worker put in the bucket just now is not in our listing of it.
   if (!r.looked && objects_ != nullptr &&
       std::max(memory, blocks) < static_cast<int64_t>(r.path.size())) {
@@ -128,7 +128,7 @@ void StateTier::Resume(Resuming r) {
 
 // What is in memory by now is told: what was read may have found no room there.
 void StateTier::EndResume(const Resuming& r, int64_t bytes, const char* tier) {
-  const int64_t blocks = cache_->Find(r.path).snapshot;
+  const int64_t blocks = cache_->Find(r.path).snapshot.value();
   if (blocks == 0 && !r.failed.ok()) return Answer(Done(r.ticket, r.failed));
   SessionStoreDone done = Done(r.ticket, absl::OkStatus());
   done.blocks = blocks;

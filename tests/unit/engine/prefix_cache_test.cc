@@ -248,7 +248,7 @@ TEST_P(PrefixCacheTest, AJunctionServesTheThirdVisitor) {
 TEST_P(PrefixCacheTest, OtherSaltsOtherModelsAndOtherTokensFindNothing) {
   const std::vector<TokenId> prompt = RandomPrompt(5, 200, kVocab);
   Run(prompt);
-  EXPECT_EQ(cache_->Find(PathOf(prompt)).snapshot, 3);
+  EXPECT_EQ(cache_->Find(PathOf(prompt)).snapshot.value(), 3);
   for (const auto& [model, salt] : {std::pair("model", "other"), {"models", "alt"}, {"", ""}}) {
     PrefixChain chain(model, salt);
     chain.Append(prompt);

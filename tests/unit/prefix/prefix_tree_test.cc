@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <concepts>
 #include <cstring>
 #include <map>
 #include <set>
+#include <type_traits>
 
 #include "runtime/base/random.h"
 
@@ -70,20 +72,33 @@ class Filler {
 constexpr SnapshotKind kTail = SnapshotKind::kPromptTail;
 constexpr SnapshotKind kEnd = SnapshotKind::kAnswerEnd;
 
+// How far latents are held says nothing of where a snapshot stands: neither is the other, nor a number.
+static_assert(!std::is_convertible_v<LatentBlocks, SnapshotBlocks>);
+static_assert(!std::is_assignable_v<SnapshotBlocks&, LatentBlocks>);
+static_assert(!std::is_assignable_v<LatentBlocks&, SnapshotBlocks>);
+static_assert(!std::is_assignable_v<LatentBlocks&, int64_t>);
+static_assert(!std::is_convertible_v<SnapshotBlocks, int64_t>);
+static_assert(!std::equality_comparable_with<LatentBlocks, SnapshotBlocks>);
+static_assert(sizeof(LatentBlocks) == sizeof(int64_t));
+
 TEST(PrefixTree, LatentsAndSnapshotsAreTwoFacts) {
   PrefixTree tree(Sizes(1000));
   Filler filler(&tree);
   const Path path = MakePath(Words(1, 10));
   EXPECT_EQ(tree.Find(path), PrefixMatch{});
   ASSERT_TRUE(filler.Put(path, 8, kTail, 0));
-  EXPECT_EQ(tree.Find(path), (PrefixMatch{.latents = 8, .snapshot = 8}));
+  EXPECT_EQ(tree.Find(path),
+            (PrefixMatch{.latents = LatentBlocks(8), .snapshot = SnapshotBlocks(8)}));
   const Path other = Along(Words(1, 5), Words(2, 5));
-  EXPECT_EQ(tree.Find(other), (PrefixMatch{.latents = 5, .snapshot = 0}));
+  EXPECT_EQ(tree.Find(other),
+            (PrefixMatch{.latents = LatentBlocks(5), .snapshot = SnapshotBlocks(0)}));
   EXPECT_TRUE(tree.HasChildren(other[4]));
   ASSERT_TRUE(filler.Put(other, 5, SnapshotKind::kJunction, 1));
-  EXPECT_EQ(tree.Find(other), (PrefixMatch{.latents = 5, .snapshot = 5}));
+  EXPECT_EQ(tree.Find(other),
+            (PrefixMatch{.latents = LatentBlocks(5), .snapshot = SnapshotBlocks(5)}));
   EXPECT_EQ(tree.bytes(), 8 + 2 * 10);
-  EXPECT_EQ(tree.Find(std::span(path).first(7)), (PrefixMatch{.latents = 7, .snapshot = 5}));
+  EXPECT_EQ(tree.Find(std::span(path).first(7)),
+            (PrefixMatch{.latents = LatentBlocks(7), .snapshot = SnapshotBlocks(5)}));
   EXPECT_EQ(tree.Check(), "");
 }
 
@@ -119,7 +134,7 @@ TEST(PrefixTree, OnlyTheNewestTailsAndEndOfASessionStay) {
     }
     EXPECT_EQ(tree.stats().snapshots, 3) << session;
     for (const int stays : {80, 90, 95}) EXPECT_TRUE(tree.HasSnapshot(path[stays - 1])) << stays;
-    EXPECT_EQ(tree.Find(path).latents, 95);
+    EXPECT_EQ(tree.Find(path).latents.value(), 95);
     EXPECT_EQ(tree.stats().superseded, 15u);
   }
 }
@@ -132,7 +147,7 @@ TEST(PrefixTree, TailsOnOtherPathsOfASessionAreLeftAlone) {
   filler.Put(main, 20, kTail, 1, 5);
   for (int side = 2; side < 6; ++side)
     filler.Put(Along(Words(1, 4), Words(side, 20)), 24, kTail, side, 5);
-  EXPECT_EQ(tree.Find(main).snapshot, 20);
+  EXPECT_EQ(tree.Find(main).snapshot.value(), 20);
   filler.Put(main, 30, kTail, 7, 6);  // another session goes on from there
   EXPECT_TRUE(tree.HasSnapshot(main[19]));
   EXPECT_EQ(tree.Check(), "");
@@ -153,14 +168,14 @@ TEST(PrefixTree, WhatASessionLeftGoesAfterEnoughTurnsElsewhere) {
   }
   filler.Put(other, 59, kEnd, 8, 5);
   EXPECT_FALSE(tree.HasSnapshot(left[23]));
-  EXPECT_EQ(tree.Find(left).latents, 4);
+  EXPECT_EQ(tree.Find(left).latents.value(), 4);
   for (int turn = 1; turn <= 9; ++turn) {  // in turns, both stay
     for (const Path& agent : agents) {
       if (turn > 1) tree.Touch(agent[static_cast<size_t>(6 * turn - 7)], At(10 + turn));
       filler.Put(agent, 6 * turn, kTail, 10 + turn, 6);
     }
   }
-  for (const Path& agent : agents) EXPECT_EQ(tree.Find(agent).snapshot, 54);
+  for (const Path& agent : agents) EXPECT_EQ(tree.Find(agent).snapshot.value(), 54);
   filler.Put(left, 24, kTail, 30, 0);  // unnamed ones are no session's
   for (int turn = 0; turn < 20; ++turn) filler.Put(MakePath(Words(50 + turn, 3)), 3, kTail, 31, 0);
   EXPECT_TRUE(tree.HasSnapshot(left[23]));
@@ -217,7 +232,8 @@ TEST(PrefixTree, EvictionFreesTheLeastRecentOfEqualSessions) {
   tree.Touch(MakePath(Words(0, 20))[19], At(10));
   filler.Put(MakePath(Words(9, 20)), 20, kTail, 11);
   EXPECT_EQ(tree.Find(MakePath(Words(1, 20))), PrefixMatch{});  // latents went with it
-  for (const int s : {0, 2, 9}) EXPECT_EQ(tree.Find(MakePath(Words(s, 20))).snapshot, 20) << s;
+  for (const int s : {0, 2, 9})
+    EXPECT_EQ(tree.Find(MakePath(Words(s, 20))).snapshot.value(), 20) << s;
   EXPECT_EQ(tree.stats().evicted, 1u);
   EXPECT_EQ(tree.Check(), "");
 }
@@ -228,8 +244,8 @@ TEST(PrefixTree, ALongPrefixIsWorthMoreThanAShortOne) {
   filler.Put(MakePath(Words(1, 40)), 40, kTail, 0);
   filler.Put(MakePath(Words(2, 5)), 5, kTail, 1);
   filler.Put(MakePath(Words(3, 5)), 5, kTail, 2);
-  EXPECT_EQ(tree.Find(MakePath(Words(1, 40))).snapshot, 40);
-  EXPECT_EQ(tree.Find(MakePath(Words(2, 5))).latents, 0);
+  EXPECT_EQ(tree.Find(MakePath(Words(1, 40))).snapshot.value(), 40);
+  EXPECT_EQ(tree.Find(MakePath(Words(2, 5))).latents.value(), 0);
 }
 
 TEST(PrefixTree, APassedTailGoesBeforeAnyNewestOne) {
@@ -241,8 +257,9 @@ TEST(PrefixTree, APassedTailGoesBeforeAnyNewestOne) {
   filler.Put(MakePath(Words(2, 20)), 20, kTail, 0);  // older, but nobody went on from it
   filler.Put(MakePath(Words(3, 2)), 2, kTail, 102);
   EXPECT_FALSE(tree.HasSnapshot(one[9]));
-  EXPECT_EQ(tree.Find(one), (PrefixMatch{.latents = 20, .snapshot = 20}));
-  EXPECT_EQ(tree.Find(MakePath(Words(2, 20))).snapshot, 20);
+  EXPECT_EQ(tree.Find(one),
+            (PrefixMatch{.latents = LatentBlocks(20), .snapshot = SnapshotBlocks(20)}));
+  EXPECT_EQ(tree.Find(MakePath(Words(2, 20))).snapshot.value(), 20);
 }
 
 TEST(PrefixTree, WhatCanNeverFitIsNotTaken) {
@@ -275,7 +292,8 @@ TEST(PrefixTree, ChangesTellEverything) {
       for (int n = below(12); n > 0; --n) words.push_back(below(5));
       const Path path = MakePath(words);
       const PrefixMatch match = tree.Find(path);
-      if (match.snapshot > 0) tree.Touch(path[static_cast<size_t>(match.snapshot - 1)], At(step));
+      if (match.snapshot.value() > 0)
+        tree.Touch(path[static_cast<size_t>(match.snapshot.value() - 1)], At(step));
       if (below(20) == 0) tree.EvictOne();
       filler.Put(path, static_cast<int64_t>(path.size()),
                  below(2) == 0 ? kTail : static_cast<SnapshotKind>(below(5)), step,
@@ -295,11 +313,11 @@ TEST(PrefixTree, ChangesTellEverything) {
       ASSERT_EQ(static_cast<int64_t>(blocks.size() + 10 * snapshots.size()), tree.bytes());
       PrefixMatch twin;
       for (size_t i = 0; i < path.size() && blocks.contains(path[i]); ++i) {
-        twin.latents = static_cast<int64_t>(i + 1);
-        if (snapshots.contains(path[i])) twin.snapshot = twin.latents;
+        twin.latents = LatentBlocks(static_cast<int64_t>(i + 1));
+        if (snapshots.contains(path[i])) twin.snapshot = SnapshotBlocks(twin.latents.value());
       }
       ASSERT_EQ(tree.Find(path), twin);
-      ASSERT_EQ(twin.snapshot, static_cast<int64_t>(path.size()));
+      ASSERT_EQ(twin.snapshot.value(), static_cast<int64_t>(path.size()));
     }
     EXPECT_GT(tree.stats().evicted, 100u);
     EXPECT_GT(tree.stats().superseded, 5u);

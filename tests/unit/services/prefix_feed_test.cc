@@ -69,7 +69,7 @@ TEST(PrefixFeed, ManyWorkersComeAndGo) {
   }
   for (const auto& [link, match] : feed.Find(keys)) {
     EXPECT_GT(link, 200u);
-    EXPECT_EQ(match.snapshot, 3);
+    EXPECT_EQ(match.snapshot.value(), 3);
   }
 }
 

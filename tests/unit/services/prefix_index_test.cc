@@ -42,14 +42,21 @@ TEST(PrefixIndex, TheTwoFactsOfEveryWorker) {
   Add(index, c, keys, 10, {10});
   index.Trust(a);
   index.Trust(b);
-  EXPECT_THAT(index.Find(keys),
-              ElementsAre(IndexMatch{.worker = a, .latents = 10, .snapshot = 8, .warm = 8},
-                          IndexMatch{.worker = b, .latents = 5, .snapshot = 0}))
+  EXPECT_THAT(index.Find(keys), ElementsAre(IndexMatch{.worker = a,
+                                                       .latents = LatentBlocks(10),
+                                                       .snapshot = SnapshotBlocks(8),
+                                                       .warm = SnapshotBlocks(8)},
+                                            IndexMatch{.worker = b,
+                                                       .latents = LatentBlocks(5),
+                                                       .snapshot = SnapshotBlocks(0)}))
       << "the third is not trusted yet";
   index.Trust(c);
   EXPECT_EQ(index.Find(keys).size(), 3u);
   EXPECT_THAT(index.Find(std::span(keys).first(7)).front(),
-              (IndexMatch{.worker = a, .latents = 7, .snapshot = 3, .warm = 3}));
+              (IndexMatch{.worker = a,
+                          .latents = LatentBlocks(7),
+                          .snapshot = SnapshotBlocks(3),
+                          .warm = SnapshotBlocks(3)}));
   EXPECT_THAT(index.Find(Keys(2, 10)), IsEmpty());
 }
 
@@ -59,8 +66,10 @@ TEST(PrefixIndex, ASnapshotBeyondTheLatentsDoesNotCount) {
   index.Trust(a);
   const auto keys = Keys(1, 10);
   Add(index, a, keys, 5, {2, 9});
-  EXPECT_THAT(index.Find(keys),
-              ElementsAre(IndexMatch{.worker = a, .latents = 5, .snapshot = 2, .warm = 2}));
+  EXPECT_THAT(index.Find(keys), ElementsAre(IndexMatch{.worker = a,
+                                                       .latents = LatentBlocks(5),
+                                                       .snapshot = SnapshotBlocks(2),
+                                                       .warm = SnapshotBlocks(2)}));
   EXPECT_THAT(index.Find({}), IsEmpty());
 }
 
@@ -75,13 +84,22 @@ TEST(PrefixIndex, TheDeepestInMemoryIsKnownBelowADeeperOneOnDisk) {
     return index.Find(std::span(keys).first(blocks)).front();
   };
   index.Apply(a, std::vector<IndexChange>{{IndexChange::kSnapshotCold, keys[8]}});
-  EXPECT_EQ(match(10), (IndexMatch{.worker = a, .latents = 10, .snapshot = 9, .warm = 5}));
+  EXPECT_EQ(match(10), (IndexMatch{.worker = a,
+                                   .latents = LatentBlocks(10),
+                                   .snapshot = SnapshotBlocks(9),
+                                   .warm = SnapshotBlocks(5)}));
   EXPECT_TRUE(match(10).cold());
   EXPECT_FALSE(match(8).cold());
   index.Apply(a, std::vector<IndexChange>{{IndexChange::kSnapshotCold, keys[4]}});
-  EXPECT_EQ(match(10), (IndexMatch{.worker = a, .latents = 10, .snapshot = 9, .warm = 2}));
+  EXPECT_EQ(match(10), (IndexMatch{.worker = a,
+                                   .latents = LatentBlocks(10),
+                                   .snapshot = SnapshotBlocks(9),
+                                   .warm = SnapshotBlocks(2)}));
   index.Apply(a, std::vector<IndexChange>{{IndexChange::kSnapshotAdded, keys[8]}});
-  EXPECT_EQ(match(10), (IndexMatch{.worker = a, .latents = 10, .snapshot = 9, .warm = 9}));
+  EXPECT_EQ(match(10), (IndexMatch{.worker = a,
+                                   .latents = LatentBlocks(10),
+                                   .snapshot = SnapshotBlocks(9),
+                                   .warm = SnapshotBlocks(9)}));
 }
 
 TEST(PrefixIndex, ARemovedWorkerIsForgottenAtOnceAndItsPlaceIsCleanWhenGivenAgain) {
@@ -113,9 +131,9 @@ TEST(PrefixIndex, AFullIndexDropsWhatIsNewAndKeepsWhatItHas) {
   Add(index, a, keys, 150, {});
   EXPECT_EQ(index.entries(), 100);
   EXPECT_EQ(index.dropped(), 50u);
-  EXPECT_EQ(index.Find(keys).front().latents, 100);
+  EXPECT_EQ(index.Find(keys).front().latents.value(), 100);
   Add(index, a, keys, 100, {100});  // facts of known keys find room
-  EXPECT_EQ(index.Find(keys).front().snapshot, 100);
+  EXPECT_EQ(index.Find(keys).front().snapshot.value(), 100);
 }
 
 // Random traffic of many workers against sets.
@@ -190,17 +208,17 @@ TEST(PrefixIndex, EqualsABruteForceTwin) {
     for (const auto& [slot, f] : twin) {
       IndexMatch match = {.worker = slot};
       for (size_t i = 0; i < prompt.size() && f.latents.contains(prompt[i]); ++i) {
-        match.latents = static_cast<int64_t>(i + 1);
+        match.latents = LatentBlocks(static_cast<int64_t>(i + 1));
         if (!f.snapshots.contains(prompt[i])) continue;
-        match.snapshot = match.latents;
-        if (!f.cold.contains(prompt[i])) match.warm = match.latents;
+        match.snapshot = SnapshotBlocks(match.latents.value());
+        if (!f.cold.contains(prompt[i])) match.warm = match.snapshot;
       }
-      if (f.trusted && match.latents > 0) expected.push_back(match);
+      if (f.trusted && match.latents.value() > 0) expected.push_back(match);
     }
     ASSERT_EQ(index.Find(prompt), expected) << step;
     for (const IndexMatch& match : expected) {
-      hidden += match.warm > 0 && match.cold();
-      cold_only += match.warm == 0 && match.cold();
+      hidden += match.warm.value() > 0 && match.cold();
+      cold_only += match.warm.value() == 0 && match.cold();
     }
   }
   EXPECT_GT(hidden, 100);

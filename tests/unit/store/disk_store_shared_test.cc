@@ -39,7 +39,7 @@ int Traffic(const std::string& folder, uint64_t seed) {
     std::vector<PrefixKey> path = TestPath(random.Next() % 5, 7, 3);
     path.resize(1 + random.Next() % 7);
     if (step % 5 == 0) store->Scan();
-    if (const int64_t found = store->Find(path).snapshot; found > 0) {
+    if (const int64_t found = store->Find(path).snapshot.value(); found > 0) {
       TestTarget target({path.begin(), path.begin() + found});
       const absl::Status status = store->Read(target.target(), nullptr).status();
       if (status.ok() && !target.Right()) return 2;

@@ -84,14 +84,14 @@ TEST_F(DiskStoreTest, StatesAreFoundAgainByAnotherProcess) {
   const auto path = TestPath(1, 9);
   {
     auto store = OpenStore();
-    EXPECT_EQ(store->Find(path).snapshot, 0);
+    EXPECT_EQ(store->Find(path).snapshot.value(), 0);
     for (const int64_t blocks : {4, 9}) Put(*store, First(path, blocks));
-    EXPECT_EQ(store->Find(path).snapshot, 9);
+    EXPECT_EQ(store->Find(path).snapshot.value(), 9);
   }
   auto store = OpenStore();
-  EXPECT_EQ(store->Find(path).snapshot, 9);
+  EXPECT_EQ(store->Find(path).snapshot.value(), 9);
   EXPECT_EQ(store->Find(path).files, 2);
-  EXPECT_EQ(store->Find(First(path, 8)).snapshot, 4);
+  EXPECT_EQ(store->Find(First(path, 8)).snapshot.value(), 4);
   for (const int64_t have : {0, 1, 4, 5, 9}) EXPECT_TRUE(Read(*store, path, have).ok()) << have;
   EXPECT_TRUE(Read(*store, First(path, 4)).ok());
   EXPECT_EQ(store->stats().reads, 6u);
@@ -125,7 +125,7 @@ TEST_F(DiskStoreTest, DamagedFilesAreRefusedAndReplaced) {
     const absl::Status read = Read(*store, path);
     ASSERT_TRUE(RefusalOf(read)) << at << read;
     EXPECT_FALSE(fs::exists(FileOf(path.back())));
-    EXPECT_EQ(store->Find(path).snapshot, 0);
+    EXPECT_EQ(store->Find(path).snapshot.value(), 0);
     Put(*store, path);
   }
   const StoreStats stats = store->stats();
@@ -148,7 +148,7 @@ TEST_F(DiskStoreTest, DamageIsFoundAtStartWhenItIsInAHeader) {
     WriteFile(FileOf(path.back()), bad);
     auto store = OpenStore();
     EXPECT_EQ(store->stats().refused[static_cast<size_t>(reason)], 1u) << at;
-    EXPECT_EQ(store->Find(path).snapshot, 0);
+    EXPECT_EQ(store->Find(path).snapshot.value(), 0);
     EXPECT_FALSE(fs::exists(FileOf(path.back())));
   }
   // Under another file's name.
@@ -183,7 +183,7 @@ TEST_F(DiskStoreTest, OtherVersionsAreLeftAlone) {
   EXPECT_EQ(store->stats().refused[static_cast<size_t>(StoreRefusal::kBadVersion)], 1u);
   EXPECT_EQ(store->stats().refused[static_cast<size_t>(StoreRefusal::kForeignLayout)], 1u);
   for (const auto& p : {path, other}) {
-    EXPECT_EQ(store->Find(p).snapshot, 0);
+    EXPECT_EQ(store->Find(p).snapshot.value(), 0);
     EXPECT_TRUE(fs::exists(FileOf(p.back())));
   }
   // They count, and make room in their turn.
@@ -203,9 +203,9 @@ TEST_F(DiskStoreTest, ChildrenWaitForTheirParent) {
   bytes.back() ^= 1;
   WriteFile(FileOf(path[2]), bytes);
   EXPECT_EQ(*RefusalOf(Read(*store, path)), StoreRefusal::kBadContent);
-  EXPECT_EQ(store->Find(path).snapshot, 0);
+  EXPECT_EQ(store->Find(path).snapshot.value(), 0);
   Put(*store, First(path, 3));
-  EXPECT_EQ(store->Find(path).snapshot, 6);
+  EXPECT_EQ(store->Find(path).snapshot.value(), 6);
   EXPECT_TRUE(Read(*store, path).ok());
 }
 
@@ -217,13 +217,13 @@ TEST_F(DiskStoreTest, ForeignFilesAreLeftAloneAndAgeOut) {
   identity_ = TinyIdentity();
   auto store = OpenStore(3 * file);
   EXPECT_EQ(store->stats().refused[static_cast<size_t>(StoreRefusal::kForeignModel)], 1u);
-  EXPECT_EQ(store->Find(theirs).snapshot, 0);
+  EXPECT_EQ(store->Find(theirs).snapshot.value(), 0);
   EXPECT_TRUE(fs::exists(FileOf(theirs.back())));
   clock_.now += absl::Hours(1);
   for (uint64_t i = 0; i < 3; ++i) Put(*store, TestPath(20 + i, 3));
   EXPECT_FALSE(fs::exists(FileOf(theirs.back())));
-  EXPECT_EQ(store->Find(TestPath(20, 3)).snapshot, 3);
-  EXPECT_EQ(store->Find(mine).snapshot, 0);
+  EXPECT_EQ(store->Find(TestPath(20, 3)).snapshot.value(), 3);
+  EXPECT_EQ(store->Find(mine).snapshot.value(), 0);
 }
 
 // Random writes and reads beneath a bound of a few files: never above it, never a wrong byte, nothing that
@@ -236,14 +236,14 @@ TEST_F(DiskStoreTest, TheBoundHolds) {
   for (int step = 0; step < 400; ++step) {
     const auto path =
         First(TestPath(random.Next() % 6, 8, 3), 1 + static_cast<int64_t>(random.Next() % 8));
-    const int64_t found = store->Find(path).snapshot;
+    const int64_t found = store->Find(path).snapshot.value();
     if (found > 0) {
       ASSERT_TRUE(Read(*store, First(path, found)).ok());
       ++hits;
     }
     const auto put = store->Put(TestState(path).source());
     ASSERT_TRUE(put.ok()) << put.status();
-    ASSERT_EQ(store->Find(path).snapshot, static_cast<int64_t>(path.size()));
+    ASSERT_EQ(store->Find(path).snapshot.value(), static_cast<int64_t>(path.size()));
     ASSERT_LE(FolderBytes(), bound);
     ASSERT_EQ(store->stats().bytes, FolderBytes());
     clock_.now += absl::Seconds(20);
@@ -394,8 +394,8 @@ TEST_F(DiskStoreTest, AFullDiskIsMadeRoomOn) {
   for (uint64_t i = 0; i < 4; ++i) Put(*store, TestPath(i, 3));
   disk_bytes = FolderBytes();
   Put(*store, TestPath(9, 3));
-  EXPECT_EQ(store->Find(TestPath(0, 3)).snapshot, 0);
-  EXPECT_EQ(store->Find(TestPath(1, 3)).snapshot, 3);
+  EXPECT_EQ(store->Find(TestPath(0, 3)).snapshot.value(), 0);
+  EXPECT_EQ(store->Find(TestPath(1, 3)).snapshot.value(), 3);
   EXPECT_TRUE(Read(*store, TestPath(9, 3)).ok());
   EXPECT_EQ(store->stats().bytes, FolderBytes());
   EXPECT_TRUE(store->PutRecord("r", "x").ok());
@@ -454,7 +454,8 @@ TEST_F(DiskStoreTest, AFolderThatCannotBeWrittenIsReadAndSaysSo) {
     EXPECT_FALSE(store->PutRecord("r", "x").ok());
     EXPECT_TRUE(RefusalOf(Read(*store, damaged)));
     store->Scan();
-    EXPECT_EQ(store->Find(damaged).snapshot, 0);  // cannot be removed, and is not tried again
+    EXPECT_EQ(store->Find(damaged).snapshot.value(),
+              0);  // cannot be removed, and is not tried again
   }
   ASSERT_TRUE(getuid() != 0 || seteuid(0) == 0);
   fs::permissions(folder_.path + "/a/b", fs::perms(0755));

@@ -136,7 +136,7 @@ TEST_F(ObjectStatesTest, AnotherWorkerReadsWhatOnePut) {
   const auto path = TestPath(1, 9, 4), branch = TestPath(2, 7, 4);
   auto one = Store();
   ASSERT_TRUE(one->List().ok());
-  EXPECT_EQ(one->Find(path).snapshot, 0);
+  EXPECT_EQ(one->Find(path).snapshot.value(), 0);
   ASSERT_TRUE(one->Put(TestState(First(path, 4)).source(), nullptr).ok());
   EXPECT_EQ(one->Put(TestState(path).source(), nullptr)->blocks, 5);
   EXPECT_EQ(one->Put(TestState(branch).source(), nullptr)->blocks, 3);
@@ -145,7 +145,7 @@ TEST_F(ObjectStatesTest, AnotherWorkerReadsWhatOnePut) {
   auto other = Store();
   EXPECT_EQ(Read(*other, path).code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(other->List().ok());
-  EXPECT_EQ(other->Find(path).snapshot, 9);
+  EXPECT_EQ(other->Find(path).snapshot.value(), 9);
   EXPECT_EQ(other->Find(path).files, 2);
   for (const int64_t have : {0, 3, 4, 6, 9}) EXPECT_TRUE(Read(*other, path, have).ok()) << have;
   EXPECT_TRUE(Read(*other, branch).ok());
@@ -208,13 +208,13 @@ TEST_F(ObjectStatesTest, DamagedAndForeignObjectsAreRefused) {
     auto other = Store();
     ASSERT_TRUE(other->List().ok());
     EXPECT_EQ(*RefusalOf(Read(*other, path)), reason) << at;
-    EXPECT_EQ(other->Find(path).snapshot, 0);
+    EXPECT_EQ(other->Find(path).snapshot.value(), 0);
     EXPECT_EQ(other->stats().refused[static_cast<size_t>(reason)], 1u);
     // Another format's is left, and not tried again after the next listing.
     const bool left = reason == StoreRefusal::kBadVersion;
     EXPECT_EQ(client->List("states/", 10, nullptr)->size(), left ? 1u : 0u);
     ASSERT_TRUE(other->List().ok());
-    EXPECT_EQ(other->Find(path).snapshot, 0);
+    EXPECT_EQ(other->Find(path).snapshot.value(), 0);
   }
   const std::string cut = good.substr(0, good.size() - 5);
   PiecesReader body = Bytes(cut);

@@ -233,7 +233,7 @@ TEST_F(StateTierFaultsTest, WithoutAnyDiskASessionMovesToo) {
     const SessionStoreDone done = t->Done();
     EXPECT_EQ(done.blocks, 5);
     EXPECT_EQ(done.tier, "object store");
-    EXPECT_EQ(t->cache->Find(path).snapshot, 0);
+    EXPECT_EQ(t->cache->Find(path).snapshot.value(), 0);
     EXPECT_EQ(Put(*t, 7).tier, "object store");
   }
   auto t = Engine(nullptr);
@@ -256,7 +256,7 @@ TEST_F(StateTierFaultsTest, SuspendingDropsOnlyWhatIsTheSessionsOwn) {
   EXPECT_EQ(t->restored, 192);
   t->tier->Suspend(1, path);
   EXPECT_EQ(t->Done().blocks, 3);
-  EXPECT_EQ(t->cache->Find(path).snapshot, 3);
+  EXPECT_EQ(t->cache->Find(path).snapshot.value(), 3);
   t->tier->Suspend(2, TieredEngine::PathOf(other));
   EXPECT_EQ(t->Done().blocks, 4);
   EXPECT_EQ(t->cache->tree().stats().snapshots, 0);

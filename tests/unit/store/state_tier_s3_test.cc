@@ -128,7 +128,7 @@ TEST_P(StateTierS3Test, AServerThatIsDownCostsNoAnswer) {
   t.tier->Suspend(1, path);
   SessionStoreDone done = t.Done();
   EXPECT_EQ(done.status.code(), absl::StatusCode::kUnavailable) << done.status;
-  EXPECT_EQ(t.cache->Find(path).snapshot, 3);  // it stays where it is
+  EXPECT_EQ(t.cache->Find(path).snapshot.value(), 3);  // it stays where it is
   t.tier->GetRecord(2, "session");
   EXPECT_EQ(t.Done().status.code(), absl::StatusCode::kUnavailable);
 

@@ -239,7 +239,7 @@ TEST_P(StateTierTest, ReadingThatIsSlowerThanComputingIsLeft) {
   EXPECT_NE(t.tier->Load(path, 1e12, t.clock.now), nullptr);
   t.Settle();
   EXPECT_EQ(t.Metric("store_loads_total", "cancelled"), 1);  // nobody kept it
-  EXPECT_EQ(t.cache->Find(path).snapshot, 0);
+  EXPECT_EQ(t.cache->Find(path).snapshot.value(), 0);
   {
     const StateLoadRef load = t.tier->Load(path, 1e12, t.clock.now);
     ASSERT_NE(load, nullptr);
@@ -247,7 +247,7 @@ TEST_P(StateTierTest, ReadingThatIsSlowerThanComputingIsLeft) {
     t.Settle();
     EXPECT_TRUE(t.tier->Ended(load, t.clock.now));
   }
-  EXPECT_EQ(t.cache->Find(path).snapshot, 3);
+  EXPECT_EQ(t.cache->Find(path).snapshot.value(), 3);
   EXPECT_EQ(t.tier->Load(path, 0, t.clock.now), nullptr);  // memory has it
   t.cache->Clear();
   EXPECT_EQ(t.tier->Load(path, 1e12, t.clock.now), nullptr);
@@ -338,7 +338,7 @@ TEST_P(StateTierTest, SessionsGoDownAndComeBack) {
   EXPECT_EQ(t.Done().content, "content");
   t.tier->Load(7, path);
   EXPECT_EQ(t.Done().blocks, 5);
-  EXPECT_EQ(t.cache->Find(path).snapshot, 5);
+  EXPECT_EQ(t.cache->Find(path).snapshot.value(), 5);
   EXPECT_EQ(t.Run(prompt), t.Cold(prompt));
   EXPECT_EQ(t.restored, 320);
 }
