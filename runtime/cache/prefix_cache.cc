@@ -85,8 +85,8 @@ std::vector<SlotRef> PrefixCache::Latents(std::span<const PrefixKey> path) const
 }
 
 std::vector<CutPoint> PrefixCache::Plan(std::span<const PrefixKey> path, const PrefixMatch& match,
-                                        std::span<const int64_t> breakpoints) {
-  return planner_.Plan(tree_, path, match, breakpoints);
+                                        const CutHints& hints) {
+  return planner_.Plan(tree_, path, match, hints);
 }
 
 absl::StatusOr<SlotRef> PrefixCache::TakeSnapshot() {

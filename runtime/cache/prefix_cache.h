@@ -66,7 +66,7 @@ class PrefixCache {
   std::vector<SlotRef> Latents(std::span<const PrefixKey> path) const;
   // Once for each prompt: what it finds is learned from.
   std::vector<CutPoint> Plan(std::span<const PrefixKey> path, const PrefixMatch& match,
-                             std::span<const int64_t> breakpoints);
+                             const CutHints& hints);
 
   // Copies what a snapshot holds of `state`, which stands at a block boundary above 0. RESOURCE_EXHAUSTED
   // when there is no room, whatever is dropped.

@@ -6,7 +6,7 @@
 namespace deltamesh {
 
 std::vector<CutPoint> PlanCuts(const PrefixTree& tree, std::span<const PrefixKey> path,
-                               const PrefixMatch& match, std::span<const int64_t> breakpoints,
+                               const PrefixMatch& match, const CutHints& hints,
                                const SnapshotPlanOptions& options) {
   const int64_t end = static_cast<int64_t>(path.size());
   std::map<int64_t, SnapshotKind> cuts;
@@ -16,14 +16,17 @@ std::vector<CutPoint> PlanCuts(const PrefixTree& tree, std::span<const PrefixKey
     if (!fresh) at->second = std::max(at->second, kind);
   };
 
+  const auto add_junction = [&](int64_t blocks) {
+    const bool pays = blocks - match.snapshot.value() >= options.junction_blocks_min;
+    if (blocks < end && pays) add(blocks, SnapshotKind::kJunction);
+  };
+
   add(end, SnapshotKind::kPromptTail);
-  for (const int64_t tokens : breakpoints)
+  for (const int64_t tokens : hints.breakpoints)
     add(tokens / kPrefixBlockTokens, SnapshotKind::kBreakpoint);
-  if (match.latents.value() < end &&
-      match.latents.value() - match.snapshot.value() >= options.junction_blocks_min &&
-      tree.HasChildren(path[static_cast<size_t>(match.latents.value() - 1)])) {
-    add(match.latents.value(), SnapshotKind::kJunction);
-  }
+  const int64_t known = match.latents.value();
+  if (known > 0 && tree.HasChildren(path[static_cast<size_t>(known - 1)])) add_junction(known);
+  add_junction(hints.junction / kPrefixBlockTokens);
   if (options.grid_blocks > 0) {
     const int64_t first = (match.snapshot.value() / options.grid_blocks + 1) * options.grid_blocks;
     for (int64_t at = first; at < end; at += options.grid_blocks) add(at, SnapshotKind::kGrid);

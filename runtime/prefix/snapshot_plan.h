@@ -5,7 +5,7 @@
 // long cost steps of their own:
 //   * breakpoints: the end of tools and system text, or where the client said;
 //   * a junction: the prompt leaves a known path beyond its deepest snapshot, so the third visitor finds
-//     what the second one had to compute;
+//     what the second one had to compute. The path may be known to another worker only: its router says so;
 //   * a grid within long prompts, when the planner is told to;
 //   * the tail: the last block boundary that leaves a token to compute.
 #pragma once
@@ -24,6 +24,13 @@ struct SnapshotPlanOptions {
   int64_t cuts_max = 64;            // per prompt; the tail always, then the deepest
 };
 
+// What is known of a prompt elsewhere, as counts of tokens: each is taken at the block boundary at or before it,
+// those outside the prompt's path are ignored.
+struct CutHints {
+  std::span<const int64_t> breakpoints;
+  int64_t junction = 0;  // where it leaves a path that another worker knows; 0: nowhere
+};
+
 struct CutPoint {
   int64_t blocks;
   SnapshotKind kind;
@@ -32,10 +39,9 @@ struct CutPoint {
 };
 
 // Ascending, each block once (the most lasting kind wins), all beyond match.snapshot, which Find gave for
-// `path`. `path` ends with the tail. Breakpoints are counts of tokens; each is taken at the block boundary
-// at or before it, those outside the path are ignored.
+// `path`. `path` ends with the tail.
 std::vector<CutPoint> PlanCuts(const PrefixTree& tree, std::span<const PrefixKey> path,
-                               const PrefixMatch& match, std::span<const int64_t> breakpoints,
+                               const PrefixMatch& match, const CutHints& hints,
                                const SnapshotPlanOptions& options);
 
 }  // namespace deltamesh

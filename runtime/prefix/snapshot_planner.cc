@@ -16,10 +16,9 @@ SnapshotPlanner::SnapshotPlanner(const SnapshotPlanOptions& options, const GridL
 }
 
 std::vector<CutPoint> SnapshotPlanner::Plan(const PrefixTree& tree, std::span<const PrefixKey> path,
-                                            const PrefixMatch& match,
-                                            std::span<const int64_t> breakpoints) {
+                                            const PrefixMatch& match, const CutHints& hints) {
   if (learns_) Learn(tree, path, match);
-  return PlanCuts(tree, path, match, breakpoints, options_);
+  return PlanCuts(tree, path, match, hints, options_);
 }
 
 void SnapshotPlanner::Learn(const PrefixTree& tree, std::span<const PrefixKey> path,

@@ -34,7 +34,7 @@ class SnapshotPlanner {
 
   // As PlanCuts, once for each prompt that is looked up.
   std::vector<CutPoint> Plan(const PrefixTree& tree, std::span<const PrefixKey> path,
-                             const PrefixMatch& match, std::span<const int64_t> breakpoints);
+                             const PrefixMatch& match, const CutHints& hints);
 
   int64_t grid_blocks() const { return options_.grid_blocks; }  // now; 0: none
   // How often prompts got a grid, and lost it again.

@@ -165,6 +165,8 @@ class RouterCore::Impl {
   void LookUp(RouterRequest& r, absl::Time now);
   void NamePrefixes(RouterRequest& r) const;
   static void SetAffinity(RouterRequest& r);
+  // CacheHints.junction: no worker need hold both ends of it, and the one that computes the prompt neither.
+  uint64_t JunctionOf(const RouterRequest& r) const;
   // A worker for a part of the request, and why.
   struct Choice {
     Worker* worker = nullptr;

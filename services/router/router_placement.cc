@@ -5,6 +5,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/prefix/prefix_hash.h"
+#include "runtime/prefix/snapshot_plan.h"
 #include "services/common/retry_hint.h"
 #include "services/router/policy.h"
 #include "services/router/router_core_impl.h"
@@ -211,6 +212,19 @@ void RouterCore::Impl::LookUp(RouterRequest& r, absl::Time now) {
   ++counters.prefix_lookups;
 }
 
+uint64_t RouterCore::Impl::JunctionOf(const RouterRequest& r) const {
+  LatentBlocks latents;
+  SnapshotBlocks snapshot;
+  for (const auto& [link, match] : r.held) {
+    latents = std::max(latents, match.latents);
+    snapshot = std::max(snapshot, match.snapshot);
+  }
+  const bool parts = latents.value() < static_cast<int64_t>(r.keys.size());
+  const int64_t saved = latents.value() - snapshot.value();
+  if (!parts || saved < SnapshotPlanOptions().junction_blocks_min) return 0;
+  return static_cast<uint64_t>(latents.value() * BlockTokens());
+}
+
 CostParts RouterCore::Impl::HandedOver(const CostParts& prefill, const CostParts& decode,
                                        const WorkerLoad& to) const {
   CostParts parts = {.queue = prefill.queue + decode.queue,
@@ -373,6 +387,7 @@ void RouterCore::Impl::SendStartDecode(const RouterRequest& r) {
   start->set_deadline_unix_ns(static_cast<uint64_t>(absl::ToUnixNanos(r.deadline)));
   *start->mutable_cache() = r.spec.cache;
   if (r.handoff_tokens == 0) {
+    start->mutable_cache()->set_junction(JunctionOf(r));
     if (auto source = FetchSourceOf(r)) *start->mutable_fetch() = *std::move(source);
   }
   actions.push_back(SendToWorker{r.decode, std::move(message)});
@@ -388,6 +403,7 @@ void RouterCore::Impl::SendStartPrefill(RouterRequest& r, const mesh::Landing& l
   start->set_attempt(r.attempt);
   start->set_deadline_unix_ns(static_cast<uint64_t>(absl::ToUnixNanos(r.deadline)));
   *start->mutable_cache() = r.spec.cache;
+  start->mutable_cache()->set_junction(JunctionOf(r));
   if (auto source = FetchSourceOf(r)) *start->mutable_fetch() = *std::move(source);
   actions.push_back(SendToWorker{r.prefill, std::move(message)});
   r.sender = r.prefill;

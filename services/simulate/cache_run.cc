@@ -33,7 +33,8 @@ class TreeCache final : public Cache {
 
   int64_t Prompt(const Turn& turn, CacheRunResult& result) override {
     const auto path = Blocks(turn, turn.prompt_blocks());
-    const PolicyCache::Found found = cache_.Open(path, turn.breakpoints, At(turn.at));
+    const PolicyCache::Found found =
+        cache_.Open(path, {.breakpoints = turn.breakpoints}, At(turn.at));
     result.prompts_with_grid += cache_.planner().grid_blocks() > 0;
     for (const CutPoint& cut : found.cuts) {
       Keep(path, {.blocks = cut.blocks, .kind = cut.kind, .session = turn.session}, turn.at,

@@ -37,15 +37,15 @@ bool PolicyCache::Takes(SnapshotKind kind) const {
   return false;
 }
 
-PolicyCache::Found PolicyCache::Open(std::span<const PrefixKey> path,
-                                     std::span<const int64_t> breakpoints, absl::Time now) {
+PolicyCache::Found PolicyCache::Open(std::span<const PrefixKey> path, CutHints hints,
+                                     absl::Time now) {
   Found found;
   found.match = tree_.Find(path);
   if (found.match.snapshot.value() > 0) {
     tree_.Touch(path[static_cast<size_t>(found.match.snapshot.value() - 1)], now);
   }
-  if (!policy_.breakpoints) breakpoints = {};
-  found.cuts = planner_.Plan(tree_, path, found.match, breakpoints);
+  if (!policy_.breakpoints) hints.breakpoints = {};
+  found.cuts = planner_.Plan(tree_, path, found.match, hints);
   std::erase_if(found.cuts, [this](const CutPoint& cut) { return !Takes(cut.kind); });
   return found;
 }

@@ -26,7 +26,7 @@ class PolicyCache {
     std::vector<CutPoint> cuts;
   };
   // A prompt begins here. `path` ends with its tail.
-  Found Open(std::span<const PrefixKey> path, std::span<const int64_t> breakpoints, absl::Time now);
+  Found Open(std::span<const PrefixKey> path, CutHints hints, absl::Time now);
   void Keep(std::span<const PrefixKey> path, const SnapshotSpec& spec, absl::Time now);
 
   bool keeps_ends() const { return policy_.ends; }

@@ -21,6 +21,10 @@ std::span<const PrefixKey> Blocks(const Turn& turn, int64_t blocks) {
   return std::span(*turn.keys).first(static_cast<size_t>(blocks));
 }
 
+CutHints HintsOf(const Turn& turn, const mesh::CacheHints& hints) {
+  return {.breakpoints = turn.breakpoints, .junction = static_cast<int64_t>(hints.junction())};
+}
+
 mesh::PrefixChanges::What WhatOf(PrefixChange::What what) {
   switch (what) {
     case PrefixChange::kBlockAdded:
@@ -96,7 +100,7 @@ void VirtualWorker::StartPrefill(const mesh::StartPrefill& message, double now) 
   const Turn& turn = turn_of_(message.request_id());
   const int64_t position = static_cast<int64_t>(message.landing().position());
   PolicyCache::Found found =
-      cache_.Open(Blocks(turn, position / kBlockTokens), turn.breakpoints, At(now));
+      cache_.Open(Blocks(turn, position / kBlockTokens), HintsOf(turn, message.cache()), At(now));
   Job job;
   job.request = message.request_id();
   job.attempt = message.attempt();
@@ -130,7 +134,7 @@ void VirtualWorker::StartDecode(const mesh::StartDecode& message, double now) {
     return;
   }
   PolicyCache::Found found =
-      cache_.Open(Blocks(turn, turn.prompt_blocks()), turn.breakpoints, At(now));
+      cache_.Open(Blocks(turn, turn.prompt_blocks()), HintsOf(turn, message.cache()), At(now));
   Job job;
   job.request = message.request_id();
   job.attempt = message.attempt();

@@ -26,6 +26,7 @@ void PrefixKeeper::Open(const mesh::CacheHints& hints, std::span<const TokenId> 
   prompt->chain->Append(tokens);
   prompt->session = hints.session();
   prompt->breakpoints.assign(hints.breakpoints().begin(), hints.breakpoints().end());
+  prompt->junction = static_cast<int64_t>(std::min(hints.junction(), static_cast<uint64_t>(reach)));
 }
 
 StateLoadRef PrefixKeeper::Load(const KeptPrompt& prompt, double tokens_per_second,
@@ -68,7 +69,8 @@ int64_t PrefixKeeper::Held(const KeptPrompt& prompt) const {
 
 // What was restored may stand above what the cache holds, when it had no room for it.
 void PrefixKeeper::PlanCuts(KeptPrompt* prompt, const PrefixMatch& match, SequenceSpec* spec) {
-  prompt->cuts = cache_->Plan(prompt->path(), match, prompt->breakpoints);
+  prompt->cuts = cache_->Plan(prompt->path(), match,
+                              {.breakpoints = prompt->breakpoints, .junction = prompt->junction});
   std::erase_if(prompt->cuts,
                 [&](const CutPoint& cut) { return cut.blocks * kBlockTokens <= prompt->restored; });
   for (const CutPoint& cut : prompt->cuts) spec->cuts.push_back(cut.blocks * kBlockTokens);

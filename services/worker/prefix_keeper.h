@@ -28,6 +28,7 @@ struct KeptPrompt {
       chain;  // of the prompt, then also of the answer; none: nothing is kept
   uint64_t session = 0;
   std::vector<int64_t> breakpoints;
+  int64_t junction = 0;  // CutHints
   std::vector<CutPoint> cuts;
   int64_t reach = 0;                     // positions of the prompt that a state may stand at
   int64_t restored = 0;                  // positions that were restored here

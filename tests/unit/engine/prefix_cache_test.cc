@@ -68,7 +68,7 @@ class PrefixCacheTest : public ::testing::TestWithParam<const char*> {
     spec.state = *cache_->Restore(path, now);
     restored_ = spec.state == nullptr ? 0 : spec.state->position();
     std::map<int64_t, SnapshotKind> kinds;
-    for (const CutPoint& cut : cache_->Plan(path, match, breakpoints)) {
+    for (const CutPoint& cut : cache_->Plan(path, match, {.breakpoints = breakpoints})) {
       spec.cuts.push_back(cut.blocks * kBlockTokens);
       kinds[cut.blocks] = cut.kind;
     }

@@ -26,8 +26,9 @@ class SnapshotPlanTest : public ::testing::Test {
   }
   std::vector<CutPoint> Plan(const std::vector<PrefixKey>& path,
                              std::vector<int64_t> breakpoints = {},
-                             const SnapshotPlanOptions& options = {}) {
-    return PlanCuts(tree_, path, tree_.Find(path), breakpoints, options);
+                             const SnapshotPlanOptions& options = {}, int64_t junction = 0) {
+    return PlanCuts(tree_, path, tree_.Find(path),
+                    {.breakpoints = breakpoints, .junction = junction}, options);
   }
 
   const std::vector<PrefixKey> known_ = Path(1, 40, 30);
@@ -51,6 +52,24 @@ TEST_F(SnapshotPlanTest, WherePromptsPartAJunctionIsTaken) {
   EXPECT_THAT(Plan(Path(2, 50, 30)), ElementsAre(CutPoint{30, kJunction}, CutPoint{50, kTail}));
   EXPECT_THAT(Plan(Path(2, 50, 3)), ElementsAre(CutPoint{50, kTail})) << "too little to save";
   EXPECT_THAT(Plan(Path(2, 30, 30)), ElementsAre(CutPoint{30, kTail})) << "nothing parts here";
+}
+
+TEST_F(SnapshotPlanTest, WherePromptsPartElsewhereAJunctionIsTakenToo) {
+  const auto plan = [&](const std::vector<PrefixKey>& path, int64_t tokens) {
+    return Plan(path, {}, {}, tokens);
+  };
+  const auto fresh = Path(2, 50, 0), shared = Path(2, 50, 30);
+  EXPECT_THAT(plan(fresh, 64 * 10), ElementsAre(CutPoint{10, kJunction}, CutPoint{50, kTail}));
+  EXPECT_THAT(plan(fresh, 64 * 3), ElementsAre(CutPoint{50, kTail})) << "too little to save";
+  EXPECT_THAT(plan(fresh, 64 * 50), ElementsAre(CutPoint{50, kTail})) << "nothing parts here";
+  EXPECT_THAT(plan(fresh, 64 * 51), ElementsAre(CutPoint{50, kTail}));
+  EXPECT_THAT(plan(shared, 64 * 30), ElementsAre(CutPoint{30, kJunction}, CutPoint{50, kTail}));
+  EXPECT_THAT(plan(shared, 64 * 35),
+              ElementsAre(CutPoint{30, kJunction}, CutPoint{35, kJunction}, CutPoint{50, kTail}));
+  auto longer = known_;
+  for (const PrefixKey& key : Path(3, 9, 0)) longer.push_back(key);
+  EXPECT_THAT(plan(longer, 64 * 43), ElementsAre(CutPoint{49, kTail})) << "a snapshot is near";
+  EXPECT_THAT(plan(longer, 64 * 44), ElementsAre(CutPoint{44, kJunction}, CutPoint{49, kTail}));
 }
 
 TEST_F(SnapshotPlanTest, NothingAtOrBeforeTheSnapshotThatServes) {
