@@ -101,6 +101,10 @@ std::string Outcome(const v1::RequestExplanation& r) {
   if (!r.fetch_refusal().empty()) {
     out += absl::StrFormat(", not fetched from %s (%s)", r.fetched_from(), r.fetch_refusal());
   }
+  if (r.fetches_unknown() > 0) {
+    out += absl::StrFormat(", what came of %d fetch%s is not known", r.fetches_unknown(),
+                           r.fetches_unknown() == 1 ? "" : "es");
+  }
   if (r.handoff_bytes() > 0) {
     out += absl::StrFormat(", %s handed over in %s", Bytes(r.handoff_bytes()),
                            Seconds(r.handoff_seconds()));

@@ -25,6 +25,8 @@ void Clear(Decision& d) {
   fresh.fetched_from = keep(d.fetched_from);
   fresh.fetch_refusal = keep(d.fetch_refusal);
   fresh.candidates = std::move(d.candidates);
+  d.fetches_open.clear();
+  fresh.fetches_open = std::move(d.fetches_open);
   d = std::move(fresh);
 }
 
@@ -85,6 +87,15 @@ DecisionLog::Ticket DecisionLog::Begin(std::string_view request_id, absl::Time n
 Decision* DecisionLog::At(Ticket ticket) {
   if (ticket == 0 || decided_.begun - ticket >= decided_.slots.size()) return nullptr;
   return &decided_.slots[(ticket - 1) % decided_.slots.size()];
+}
+
+Decision* DecisionLog::Awaiting(std::string_view request_id, const Decision::FetchAsked& fetch) {
+  for (Decision& d : decided_.slots) {
+    const auto& open = d.fetches_open;
+    if (std::find(open.begin(), open.end(), fetch) == open.end()) continue;
+    if (std::string_view(d.request_id) == request_id) return &d;
+  }
+  return nullptr;
 }
 
 const Decision& DecisionLog::Refuse(const RefusedRequest& refusal, absl::Time now) {

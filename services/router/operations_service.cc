@@ -99,6 +99,7 @@ void FillExplanation(const Decision& d, v1::RequestExplanation* out) {
   out->set_fetched_bytes(count(d.fetched_bytes));
   out->set_fetch_seconds(d.fetch_seconds);
   out->set_fetch_refusal(SafeMessage(d.fetch_refusal));
+  out->set_fetches_unknown(static_cast<uint32_t>(d.fetches_open.size()));
   out->set_restored_tokens(count(d.restored_tokens));
   out->set_completion_tokens(count(d.completion_tokens));
   if (d.ttft_seconds >= 0) out->set_ttft_seconds(d.ttft_seconds);

@@ -223,6 +223,9 @@ class RouterCore::Impl {
   // Where the state that the worker was chosen with is to be had; nothing: nowhere any more.
   std::optional<mesh::FetchSource> FetchSourceOf(const RouterRequest& r) const;
   void OnFetchResult(const Worker& from, const mesh::FetchResult& message);
+  void CountFetch(const mesh::FetchResult& message);
+  // The worker is told of this source, and is to say what came of it.
+  void AwaitFetch(const RouterRequest& r, LinkId by);
   void LearnBandwidth(uint64_t bytes, double seconds);
   double MoveSeconds(int64_t bytes) const;
   // Notes for DecisionLog: a placement, and how the request ended.

@@ -111,6 +111,7 @@ void LogExplained(const Decision& d) {
                                 {"fetched_bytes", d.fetched_bytes},
                                 {"fetch_seconds", d.fetch_seconds},
                                 {"fetch_refusal", d.fetch_refusal},
+                                {"fetches_unknown", d.fetches_open.size()},
                                 {"restored_tokens", d.restored_tokens},
                                 {"completion_tokens", d.completion_tokens},
                                 {"ttft_seconds", d.ttft_seconds},

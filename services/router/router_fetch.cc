@@ -108,6 +108,10 @@ void RouterCore::Impl::OnFetchGaveUp(RouterRequest& r, absl::Time now) {
   Requeue(r, now);
 }
 
+void RouterCore::Impl::AwaitFetch(const RouterRequest& r, LinkId by) {
+  if (Decision* d = decisions.At(r.decision)) d->fetches_open.push_back({by, r.attempt});
+}
+
 std::optional<mesh::FetchSource> RouterCore::Impl::FetchSourceOf(const RouterRequest& r) const {
   const Worker* from = r.fetch_from == 0 ? nullptr : members.Find(r.fetch_from);
   if (from == nullptr) return std::nullopt;

@@ -168,7 +168,7 @@ void RouterCore::Impl::LearnBandwidth(uint64_t bytes, double seconds) {
   handoff_bytes_per_second = std::max(0.99 * handoff_bytes_per_second, rate);
 }
 
-void RouterCore::Impl::OnFetchResult(const Worker& from, const mesh::FetchResult& message) {
+void RouterCore::Impl::CountFetch(const mesh::FetchResult& message) {
   const bool ok = message.code() == 0;
   const std::string reason = ReasonName(message);
   CountReason(reason, counters.fetch_results);
@@ -177,26 +177,34 @@ void RouterCore::Impl::OnFetchResult(const Worker& from, const mesh::FetchResult
                             .seconds = std::max(0.0, message.seconds()),
                             .bytes = ok ? message.bytes() : 0});
   }
-  if (ok) {
-    counters.fetched_tokens += message.tokens();
-    counters.fetched_bytes += message.bytes();
-    LearnBandwidth(message.bytes(), message.transfer_seconds());
-  }
+  if (!ok) return;
+  counters.fetched_tokens += message.tokens();
+  counters.fetched_bytes += message.bytes();
+  LearnBandwidth(message.bytes(), message.transfer_seconds());
+}
+
+// It may be late: the workers' links are many, and the request goes on, or ends, by what others say.
+void RouterCore::Impl::OnFetchResult(const Worker& from, const mesh::FetchResult& message) {
+  if (!message.not_needed()) CountFetch(message);
   RouterRequest* r = Find(message.request_id());
-  if (r == nullptr || (r->decode != from.link && r->sender != from.link) ||
-      message.attempt() != r->attempt) {
-    ++counters.stale_messages;
+  const bool current = r != nullptr && (r->decode == from.link || r->sender == from.link) &&
+                       message.attempt() == r->attempt;
+  if (current) r->phase_since = time;
+  const Decision::FetchAsked fetch = {from.link, message.attempt()};
+  Decision* d =
+      r != nullptr ? decisions.At(r->decision) : decisions.Awaiting(message.request_id(), fetch);
+  if (d == nullptr || std::erase(d->fetches_open, fetch) == 0) {
+    if (!current) ++counters.stale_messages;
     return;
   }
-  r->phase_since = time;
-  Decision* d = decisions.At(r->decision);
-  if (d == nullptr) return;
+  if (message.not_needed()) return;
+  const bool ok = message.code() == 0;
   d->fetched_from = SafeMessage(message.source(), kNameBytesMax);
   d->fetch_seconds += std::isfinite(message.seconds()) ? message.seconds() : 0;
   d->fetch_refusal = ok ? "" : SafeMessage(message.reason(), kNameBytesMax);
   if (!ok) return;
   d->fetched_tokens = static_cast<int64_t>(
-      std::min<uint64_t>(message.tokens(), static_cast<uint64_t>(r->prompt_tokens())));
+      std::min<uint64_t>(message.tokens(), static_cast<uint64_t>(d->prompt_tokens)));
   d->fetched_bytes += static_cast<int64_t>(message.bytes());
 }
 

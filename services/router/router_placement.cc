@@ -388,7 +388,10 @@ void RouterCore::Impl::SendStartDecode(const RouterRequest& r) {
   *start->mutable_cache() = r.spec.cache;
   if (r.handoff_tokens == 0) {
     start->mutable_cache()->set_junction(JunctionOf(r));
-    if (auto source = FetchSourceOf(r)) *start->mutable_fetch() = *std::move(source);
+    if (auto source = FetchSourceOf(r)) {
+      *start->mutable_fetch() = *std::move(source);
+      AwaitFetch(r, r.decode);
+    }
   }
   actions.push_back(SendToWorker{r.decode, std::move(message)});
 }
@@ -404,7 +407,10 @@ void RouterCore::Impl::SendStartPrefill(RouterRequest& r, const mesh::Landing& l
   start->set_deadline_unix_ns(static_cast<uint64_t>(absl::ToUnixNanos(r.deadline)));
   *start->mutable_cache() = r.spec.cache;
   start->mutable_cache()->set_junction(JunctionOf(r));
-  if (auto source = FetchSourceOf(r)) *start->mutable_fetch() = *std::move(source);
+  if (auto source = FetchSourceOf(r)) {
+    *start->mutable_fetch() = *std::move(source);
+    AwaitFetch(r, r.prefill);
+  }
   actions.push_back(SendToWorker{r.prefill, std::move(message)});
   r.sender = r.prefill;
   r.phase = RequestPhase::kHandoff;

@@ -148,7 +148,17 @@ void VirtualWorker::StartDecode(const mesh::StartDecode& message, double now) {
 
 void VirtualWorker::FetchOrRun(Job job, const mesh::FetchSource& source, double now) {
   const auto position = static_cast<int64_t>(source.position());
-  if (position <= job.position) return RunOrFinish(std::move(job), now);
+  if (position <= job.position) {
+    if (position > 0) {
+      mesh::WorkerMessage message;
+      mesh::FetchResult* result = message.mutable_fetch_result();
+      result->set_request_id(job.request);
+      result->set_attempt(job.attempt);
+      result->set_not_needed(true);
+      messages_.push_back(std::move(message));
+    }
+    return RunOrFinish(std::move(job), now);
+  }
   const auto path = Blocks(turn_of_(job.request), position / kBlockTokens);
   const int64_t missing =
       std::max<int64_t>(0, position / kBlockTokens - cache_.tree().Find(path).latents.value());

@@ -25,6 +25,12 @@ FetchBegun FetchClient::Begin(AdmittedRequest* request, const KeptPrompt& prompt
                               const mesh::FetchSource& source, int64_t tokens, absl::Time now) {
   const int64_t position = static_cast<int64_t>(source.position());
   if (!prompt.chain || options_.open_max == 0 || prefixes_->Held(prompt) >= position) {
+    mesh::WorkerMessage message;
+    mesh::FetchResult* result = message.mutable_fetch_result();
+    result->set_request_id(request->id);
+    result->set_attempt(request->attempt);
+    result->set_not_needed(true);
+    links_->Send(request->link, std::move(message));
     return FetchBegun::kNotNeeded;
   }
   Cancel(request->id);

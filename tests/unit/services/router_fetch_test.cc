@@ -400,14 +400,22 @@ TEST_F(OneFetchTest, APrefillWorkerIsToldWhereAndTheOutcomeIsRemembered) {
   EXPECT_TRUE(told);
   Fetched(3, "r2", attempts["r2"] + 1, "OK", 1, 1, 1);  // of another attempt
   EXPECT_EQ(Last().fetched_tokens, 0);
+  EXPECT_EQ(Last().fetches_open.size(), 1u);
   Fetched(3, "r2", attempts["r2"], "CHECKSUM: LATENTS layer 0", 0, 0, 0.5);
   EXPECT_EQ(Last().fetch_refusal, "CHECKSUM: LATENTS layer 0");
+  EXPECT_TRUE(Last().fetches_open.empty());
+  // What it was handed is refused, so another attempt fetches again.
+  Verdict(2, "r2", attempts["r2"], absl::StatusCode::kDataLoss, "CHECKSUM");
+  Grant(2, "r2", 640, attempts["r2"] + 1);
+  Drain();
+  EXPECT_EQ(Last().fetches_open.size(), 1u);
   Fetched(3, "r2", attempts["r2"], "OK", 576, 5000, 0.25);
   EXPECT_EQ(Last().fetch_refusal, "");
   EXPECT_EQ(Last().fetched_tokens, 576);
   EXPECT_EQ(Last().fetched_bytes, 5000);
   EXPECT_EQ(Last().fetched_from, "d1");
   EXPECT_DOUBLE_EQ(Last().fetch_seconds, 1.5 + 1.25);
+  EXPECT_TRUE(Last().fetches_open.empty());
   const std::vector<FetchSeen> seen = core->TakeFetches();
   ASSERT_EQ(seen.size(), 3u) << "also of another attempt";
   EXPECT_EQ(seen[1].reason, "CHECKSUM");
@@ -421,6 +429,59 @@ TEST_F(OneFetchTest, APrefillWorkerIsToldWhereAndTheOutcomeIsRemembered) {
   EXPECT_THAT(core->counters().fetch_results,
               ::testing::ElementsAre(std::pair<std::string, uint64_t>("OK", 2),
                                      std::pair<std::string, uint64_t>("CHECKSUM", 1)));
+}
+
+// Workers speak over links of their own: what was fetched may be told after the request has ended, or never.
+TEST_F(OneFetchTest, WhatIsToldAfterTheEndIsExplainedStill) {
+  SlowPrefill();
+  ASSERT_TRUE(core->CancelClient("r", now));
+  for (const bool told : {true, false}) {
+    const std::string id = told ? "late" : "never";
+    ASSERT_TRUE(Submit(id, 700).ok());
+    Drain();
+    Grant(2, id, 640, attempts[id]);
+    Drain();
+    Verdict(2, id, attempts[id], absl::StatusCode::kOk);
+    Tokens(2, id, {1}, 0, mesh::SequenceOutput::STOP_TOKEN);
+    Drain();
+    const Decision& d = Last();
+    EXPECT_GE(d.seconds, 0);
+    EXPECT_EQ(d.fetched_from, "");
+    EXPECT_EQ(d.fetches_open.size(), 1u) << "it is not known what came of it";
+    if (!told) break;
+    const uint64_t stale = core->counters().stale_messages;
+    Fetched(2, id, attempts[id], "OK", 576, 5000, 0.25);  // by whom it was not asked
+    EXPECT_EQ(core->counters().stale_messages, stale + 1);
+    EXPECT_EQ(d.fetched_from, "");
+    Fetched(3, id, attempts[id], "OK", 576, 5000, 0.25);
+    EXPECT_EQ(core->counters().stale_messages, stale + 1);
+    EXPECT_EQ(d.fetched_from, "d1");
+    EXPECT_EQ(d.fetched_tokens, 576);
+    EXPECT_EQ(d.fetched_bytes, 5000);
+    EXPECT_TRUE(d.fetches_open.empty());
+    Fetched(3, id, attempts[id], "OK", 576, 5000, 0.25);  // once
+    EXPECT_EQ(core->counters().stale_messages, stale + 2);
+    EXPECT_EQ(d.fetched_bytes, 5000);
+  }
+}
+
+// Who holds as much itself asks nobody, and says so.
+TEST_F(OneFetchTest, AFetchThatWasNotNeededIsNone) {
+  SlowPrefill();
+  ASSERT_TRUE(core->CancelClient("r", now));
+  ASSERT_TRUE(Submit("r", 700).ok());
+  Drain();
+  ASSERT_TRUE(Granted().has_fetch());
+  EXPECT_EQ(Last().fetches_open.size(), 1u);
+  mesh::WorkerMessage m;
+  m.mutable_fetch_result()->set_request_id("r");
+  m.mutable_fetch_result()->set_attempt(attempts["r"]);
+  m.mutable_fetch_result()->set_not_needed(true);
+  Send(3, m);
+  EXPECT_TRUE(Last().fetches_open.empty());
+  EXPECT_EQ(Last().fetched_from, "");
+  EXPECT_TRUE(core->counters().fetch_results.empty());
+  EXPECT_TRUE(core->TakeFetches().empty());
 }
 
 TEST_F(OneFetchTest, ASourceThatIsGoneIsNotNamed) {
