@@ -3,12 +3,16 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "absl/strings/cord.h"
+
 namespace deltamesh {
 
 absl::Status Annotate(const absl::Status& status, std::string_view prefix) {
   if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrFormat("%s: %s", prefix, std::string(status.message())));
+  absl::Status out(status.code(), absl::StrFormat("%s: %s", prefix, std::string(status.message())));
+  status.ForEachPayload(
+      [&out](absl::string_view type, const absl::Cord& payload) { out.SetPayload(type, payload); });
+  return out;
 }
 
 void CheckFailed(const char* file, int line, const char* condition, const std::string& detail) {

@@ -104,6 +104,7 @@ class GenerateCall final : public AnswerSink,
 
   void Write(const v1::GenerateEvent& event) {
     if (call_->Write(event, InferenceService::kUnreadEventsMax) != GrpcCall::Written::kFull) return;
+    // Without a hint when to come again: that helps nobody who does not read.
     call_->Abort(ToGrpc(
         ResourceExhausted("the client left %d events unread", InferenceService::kUnreadEventsMax)));
     router_->Cancel(id_);

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "runtime/base/status.h"
+#include "services/common/retry_hint.h"
 
 namespace deltamesh {
 
@@ -98,9 +99,11 @@ SessionRefusal SessionRefusalOf(const absl::Status& status) {
 absl::Status SessionStatusOf(const mesh::SessionReply& reply, const std::string& worker) {
   const bool known =
       reply.code() > 0 && reply.code() <= static_cast<int>(absl::StatusCode::kUnauthenticated);
-  return absl::Status(
+  const absl::Status status(
       known ? static_cast<absl::StatusCode>(reply.code()) : absl::StatusCode::kInternal,
       absl::StrFormat("worker \"%s\": %s", worker, reply.message()));
+  if (reply.retry_after_ms() == 0) return status;
+  return WithRetryAfter(status, absl::Milliseconds(reply.retry_after_ms()));
 }
 
 }  // namespace deltamesh

@@ -8,9 +8,12 @@
 #include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
 #include "runtime/prefix/prefix_hash.h"
+#include "services/common/retry_hint.h"
 
 namespace deltamesh {
 namespace {
+
+constexpr absl::Duration kComeAgain = absl::Seconds(1);
 
 std::string BytesOf(const PrefixKey& key) {
   return std::string(key.bytes.begin(), key.bytes.end());
@@ -42,7 +45,9 @@ void SessionDesk::OnCommand(LinkId link, const mesh::SessionCommand& message, ab
   }
   if (commands_.size() >= kCommandsMax) {
     return Fail(link, message.call(),
-                ResourceExhausted("%d session commands are going on; retry later", kCommandsMax));
+                WithRetryAfter(ResourceExhausted("%d session commands are going on; retry later",
+                                                 kCommandsMax),
+                               kComeAgain));
   }
   const absl::Time deadline =
       message.deadline_unix_ns() == 0
@@ -170,6 +175,9 @@ void SessionDesk::Fail(LinkId link, uint64_t call, const absl::Status& status) {
   reply.set_call(call);
   reply.set_code(static_cast<int>(status.code()));
   reply.set_message(SafeMessage(status));
+  if (const auto after = RetryAfterOf(status)) {
+    reply.set_retry_after_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(*after)));
+  }
   Send(link, std::move(reply));
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/base/status.h"
+#include "services/common/retry_hint.h"
 #include "services/worker/state_tier.h"
 
 namespace deltamesh {
@@ -122,7 +123,10 @@ void StateTier::Resume(Resuming r) {
     Resume(std::move(next));
   };
   const auto load = BeginRead(r.path, below.tier, below.match, ended);
-  if (!load.ok()) return Answer(Done(r.ticket, load.status()));
+  // Room for it, or the end of another read, comes by itself.
+  if (!load.ok()) {
+    return Answer(Done(r.ticket, WithRetryAfter(load.status(), absl::Seconds(1))));
+  }
   resuming_.push_back(*load);
 }
 

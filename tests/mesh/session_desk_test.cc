@@ -157,6 +157,7 @@ TEST_F(SessionDeskTest, WithoutAStateTheRecordIsWrittenAlone) {
                             .content = ""});
   ASSERT_EQ(failed.size(), 1u);
   EXPECT_EQ(failed[0].code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(failed[0].retry_after_ms(), 0u) << "it does not pass by itself";
   EXPECT_EQ(Asked(), "");
 }
 
@@ -221,6 +222,7 @@ TEST_F(SessionDeskTest, DeadlinesLostLinksAndBounds) {
   replies = Replies();
   ASSERT_EQ(replies.size(), 1u);
   EXPECT_EQ(replies[0].code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(replies[0].retry_after_ms(), 1000u);
   desk.OnLinkClosed(1);
   EXPECT_TRUE(desk.idle());
   mesh::SessionCommand bad = Command(1);

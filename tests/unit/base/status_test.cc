@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/cord.h"
+
 namespace deltamesh {
 namespace {
 
@@ -31,6 +33,9 @@ TEST(Status, AnnotateKeepsTheCode) {
   EXPECT_EQ(s.code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(MessageOf(s), "layer 3: crc 00000005");
   EXPECT_TRUE(Annotate(absl::OkStatus(), "x").ok());
+  absl::Status hinted = DataLoss("x");
+  hinted.SetPayload("type", absl::Cord("what it carries"));
+  EXPECT_EQ(Annotate(hinted, "y").GetPayload("type"), absl::Cord("what it carries"));
 }
 
 TEST(StatusDeathTest, CheckSaysWhatAndWhere) {

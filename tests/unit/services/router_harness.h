@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "services/common/retry_hint.h"
 #include "services/router/router_core.h"
 
 namespace deltamesh {
@@ -103,7 +104,12 @@ inline std::string DescribeAction(const RouterAction& action) {
                            a->usage.completion_tokens, a->usage.cached_tokens);
   }
   if (const auto* a = std::get_if<SessionAnswered>(&action)) {
-    if (!a->status.ok()) return absl::StrFormat("session %s: %s", a->id, a->status.ToString());
+    if (!a->status.ok()) {
+      const auto again = RetryAfterOf(a->status);
+      return absl::StrFormat("session %s: %s: %s%s", a->id,
+                             absl::StatusCodeToString(a->status.code()), MessageOf(a->status),
+                             again ? " [again in " + absl::FormatDuration(*again) + "]" : "");
+    }
     const SessionState& s = a->state;
     return absl::StrFormat("session %s: %d tokens%s%s%s, position %d at \"%s\" %s", a->id,
                            s.tokens->size(), s.ended ? ", ended" : "",

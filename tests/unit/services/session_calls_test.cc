@@ -192,6 +192,17 @@ TEST_F(SessionCallsTest, AFailedSuspensionKeepsTheSession) {
       "session c: RESOURCE_EXHAUSTED: session \"s\" stays in memory: worker \"d1\": the disk is "
       "full\n");
   EXPECT_EQ(core->gauges().sessions, 1);
+  // A bound that passes by itself is another matter: the worker says when to come again.
+  Call(Kind::kSuspend, "s");
+  mesh::WorkerMessage busy;
+  busy.mutable_session()->set_call(3);
+  busy.mutable_session()->set_code(static_cast<int>(absl::StatusCode::kResourceExhausted));
+  busy.mutable_session()->set_message("64 session commands are going on");
+  busy.mutable_session()->set_retry_after_ms(1500);
+  Send(kDecode, busy);
+  EXPECT_EQ(Drain(),
+            "session c: RESOURCE_EXHAUSTED: session \"s\" stays in memory: worker \"d1\": 64 "
+            "session commands are going on [again in 1.5s]\n");
   Call(Kind::kSuspend, "s");
   core->OnLinkClosed(kDecode, absl::UnavailableError("reset"), now);
   EXPECT_THAT(Drain(), ::testing::HasSubstr(
@@ -461,7 +472,7 @@ TEST_F(SessionCallsTest, DeadlinesCancelsAndBounds) {
   EXPECT_EQ(
       Drain(),
       "2 <- Read 3\n2 <- Read 4\nsession z: RESOURCE_EXHAUSTED: 2 session calls are going on, "
-      "the router's bound; retry later\n");
+      "the router's bound; retry later [again in 1s]\n");
   EXPECT_EQ(core->gauges().session_calls, 2);
 }
 
