@@ -132,7 +132,7 @@ class DiskStore {
 
   mutable absl::Mutex mu_;
   StoreIndex index_ ABSL_GUARDED_BY(mu_);
-  StoreIndex foreign_ ABSL_GUARDED_BY(mu_);
+  StoreIndex foreign_ ABSL_GUARDED_BY(mu_){{}, /*tells=*/false};
   std::set<std::string> unusable_ ABSL_GUARDED_BY(mu_);  // refused, and could not be removed
   StoreStats stats_ ABSL_GUARDED_BY(mu_);
 };

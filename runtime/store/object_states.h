@@ -100,7 +100,7 @@ class ObjectStates {
   const Clock* const clock_;
 
   mutable absl::Mutex mu_;
-  StoreIndex index_ ABSL_GUARDED_BY(mu_);
+  StoreIndex index_ ABSL_GUARDED_BY(mu_){{}, /*tells=*/false};
   absl::flat_hash_set<std::string> unusable_ ABSL_GUARDED_BY(mu_);
   // By file name; their bytes count as those of states do.
   absl::flat_hash_map<std::string, Record> records_ ABSL_GUARDED_BY(mu_);

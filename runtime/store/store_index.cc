@@ -144,10 +144,10 @@ void StoreIndex::CompleteFrom(const PrefixKey& key) {
     found->second.complete = true;
     for (const PrefixKey& block : OwnKeys(found->second.state)) {
       Keys& owners = owners_[block];
-      if (owners.empty()) changes_.push_back({StoreChange::kBlockAdded, block});
+      if (owners.empty()) Tell(StoreChange::kBlockAdded, block);
       owners.push_back(at);
     }
-    changes_.push_back({StoreChange::kSnapshotAdded, at});
+    Tell(StoreChange::kSnapshotAdded, at);
     Requeue(at);
     if (const auto children = children_.find(at); children != children_.end()) {
       reached.insert(reached.end(), children->second.begin(), children->second.end());
@@ -171,14 +171,14 @@ void StoreIndex::IncompleteFrom(const PrefixKey& key) {
   for (auto at = order.rbegin(); at != order.rend(); ++at) {
     Entry& entry = states_.at(*at);
     entry.complete = false;
-    changes_.push_back({StoreChange::kSnapshotDropped, *at});
+    Tell(StoreChange::kSnapshotDropped, *at);
     const std::span<const PrefixKey> own = OwnKeys(entry.state);
     for (auto block = own.rbegin(); block != own.rend(); ++block) {
       Keys& owners = owners_.at(*block);
       owners.erase(std::find(owners.begin(), owners.end(), *at));
       if (!owners.empty()) continue;
       owners_.erase(*block);
-      changes_.push_back({StoreChange::kBlockDropped, *block});
+      Tell(StoreChange::kBlockDropped, *block);
     }
     Requeue(*at);
   }

@@ -58,7 +58,9 @@ struct StoreChange {
 
 class StoreIndex {
  public:
-  explicit StoreIndex(const PrefixTreeOptions& worth = {}) : worth_(worth) {}
+  // Without `tells` nobody takes the changes, and none are kept.
+  explicit StoreIndex(const PrefixTreeOptions& worth = {}, bool tells = true)
+      : worth_(worth), tells_(tells) {}
 
   // Replaces what was known of the key, unless that is complete: then it is kept, and false returned.
   bool Add(StoredState state);
@@ -115,7 +117,12 @@ class StoreIndex {
   void Requeue(const PrefixKey& key);
   static std::span<const PrefixKey> OwnKeys(const StoredState& state);
 
+  void Tell(StoreChange::What what, const PrefixKey& key) {
+    if (tells_) changes_.push_back({what, key});
+  }
+
   const PrefixTreeOptions worth_;
+  const bool tells_;
   absl::node_hash_map<PrefixKey, Entry> states_;
   absl::flat_hash_map<PrefixKey, Keys> children_;  // by parent, whether that is there or not
   absl::flat_hash_map<PrefixKey, Keys> owners_;    // complete files that hold a block's latents

@@ -175,6 +175,22 @@ TEST(StoreIndexTest, EqualsItsTwinUnderRandomTraffic) {
   }
 }
 
+TEST(StoreIndexTest, ChangesThatNobodyTakesAreNotKept) {
+  const std::vector<PrefixKey> path = TestPath(0, 1);
+  const StoredState state = {.key = path[0],
+                             .parent = {},
+                             .blocks = 1,
+                             .bytes = 1,
+                             .used = absl::UnixEpoch(),
+                             .keys = path};
+  for (const bool tells : {true, false}) {
+    StoreIndex index({}, tells);
+    index.Add(state);
+    index.Remove(path[0]);
+    EXPECT_EQ(index.TakeChanges().size(), tells ? 4u : 0u);
+  }
+}
+
 TEST(StoreIndexTest, AgeAndWorthDecideWhatGoes) {
   StoreIndex index;
   const auto add = [&](uint64_t seed, int64_t blocks, SnapshotKind kind, int64_t used) {
