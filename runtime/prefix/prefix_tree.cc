@@ -160,22 +160,19 @@ void PrefixTree::ForEachSnapshot(const std::function<void(const SnapshotView&)>&
 }
 
 std::vector<PrefixKey> PrefixTree::NextToGo(size_t most) const {
-  std::vector<PrefixKey> next;
-  const auto key = [this](Index index) {
-    const Index node = snapshots_[static_cast<size_t>(index)].node;
-    return nodes_[static_cast<size_t>(node)].key;
-  };
-  if (auto [tenant, over] = MostOverShare(); over > 0) {
-    for (const auto& [order, index] : tenants_.at(tenant).order) {
-      if (over <= 0 || next.size() >= most) break;
-      over -= static_cast<double>(snapshots_[static_cast<size_t>(index)].charged);
-      next.push_back(key(index));
+  std::vector<Index> gone;
+  for (auto i = order_.begin(); i != order_.end() && gone.size() < most;) {
+    if (std::find(gone.begin(), gone.end(), i->second) != gone.end()) {
+      ++i;
+      continue;
     }
+    const Index instead = OverShare(i->second, kNone, gone);
+    gone.push_back(instead != kNone ? instead : i->second);
   }
-  const size_t own = next.size();  // they are in order_, too
-  for (auto i = order_.begin(); i != order_.end() && next.size() < most; ++i) {
-    const auto end = next.begin() + static_cast<ptrdiff_t>(own);
-    if (std::find(next.begin(), end, key(i->second)) == end) next.push_back(key(i->second));
+  std::vector<PrefixKey> next;
+  for (const Index index : gone) {
+    const Index node = snapshots_[static_cast<size_t>(index)].node;
+    next.push_back(nodes_[static_cast<size_t>(node)].key);
   }
   return next;
 }
@@ -501,18 +498,30 @@ int64_t PrefixTree::BreakpointBytes(uint64_t tenant) const {
   return found == tenants_.end() ? 0 : found->second.bytes;
 }
 
-std::pair<uint64_t, double> PrefixTree::MostOverShare() const {
-  if (tenants_by_size_.empty()) return {};
-  const auto& [bytes, largest] = *tenants_by_size_.rbegin();
-  const double share = options_.breakpoint_share * static_cast<double>(options_.bytes_max);
-  return {largest, std::max(0.0, static_cast<double>(bytes) - share)};
+std::optional<uint64_t> PrefixTree::MostOverShare(std::span<const Index> gone) const {
+  double most = options_.breakpoint_share * static_cast<double>(options_.bytes_max);
+  std::optional<uint64_t> found;
+  for (auto i = tenants_by_size_.rbegin(); i != tenants_by_size_.rend(); ++i) {
+    int64_t bytes = i->first;
+    if (static_cast<double>(bytes) <= most) break;
+    for (const Index index : gone) {
+      const Snapshot& s = snapshots_[static_cast<size_t>(index)];
+      if (s.tenant == i->second) bytes -= s.charged;
+    }
+    if (static_cast<double>(bytes) <= most) continue;
+    most = static_cast<double>(bytes);
+    found = i->second;
+  }
+  return found;
 }
 
-PrefixTree::Index PrefixTree::OverShare(Index next, Index protect) const {
-  const auto [tenant, over] = MostOverShare();
-  if (over <= 0 || snapshots_[static_cast<size_t>(next)].tenant == tenant) return kNone;
-  for (const auto& [order, index] : tenants_.at(tenant).order) {
-    if (snapshots_[static_cast<size_t>(index)].node != protect) return index;
+PrefixTree::Index PrefixTree::OverShare(Index next, Index protect,
+                                        std::span<const Index> gone) const {
+  const std::optional<uint64_t> tenant = MostOverShare(gone);
+  if (!tenant || snapshots_[static_cast<size_t>(next)].tenant == *tenant) return kNone;
+  for (const auto& [order, index] : tenants_.at(*tenant).order) {
+    if (snapshots_[static_cast<size_t>(index)].node == protect) continue;
+    if (std::find(gone.begin(), gone.end(), index) == gone.end()) return index;
   }
   return kNone;
 }
@@ -526,7 +535,7 @@ bool PrefixTree::EvictOneBut(Index protect) {
       ++i;
       continue;
     }
-    const Index instead = OverShare(i->second, protect);
+    const Index instead = OverShare(i->second, protect, {});
     const Index victim = instead != kNone ? instead : i->second;
     const Snapshot& s = snapshots_[static_cast<size_t>(victim)];
     if (Order(s) > s.order) {

@@ -29,6 +29,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -234,10 +235,10 @@ class PrefixTree {
   // Lets its tenant's breakpoints have it, if it is one, or no more.
   void Charge(Index snapshot);
   void Discharge(Index snapshot);
-  // Who has more than its share, and by how many bytes; of several the one with most. None: 0 bytes.
-  std::pair<uint64_t, double> MostOverShare() const;
-  // What goes in place of `next`, which is somebody else's; kNone: nothing.
-  Index OverShare(Index next, Index protect) const;
+  // Who has more than its share when `gone` are not counted; of several the one with most.
+  std::optional<uint64_t> MostOverShare(std::span<const Index> gone) const;
+  // What goes in place of `next`, which is somebody else's, after `gone`; kNone: nothing.
+  Index OverShare(Index next, Index protect, std::span<const Index> gone) const;
   bool EvictOneBut(Index protect);
 
   const PrefixTreeOptions options_;

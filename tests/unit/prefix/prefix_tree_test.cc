@@ -441,6 +441,30 @@ TEST(PrefixTree, WhatGoesNextIsToldAsItGoes) {
   EXPECT_EQ(tree.BreakpointBytes(8), 10 * 20);
 }
 
+// Of one tenant alone all go in one order, whatever their kind; of two beyond their share whoever has most.
+TEST(PrefixTree, WhatGoesNextIsToldAsItGoesToWhoeverIsOverShare) {
+  for (const uint64_t other : {8, 9, 10}) {
+    PrefixTreeOptions options = Sizes(40 * 20);
+    options.breakpoint_share = 0.125;
+    PrefixTree tree(options);
+    Filler filler(&tree);
+    for (int i = 0; i < 20; ++i) {
+      const uint64_t tenant = i % 2 == 0 ? 8 : other;
+      const SnapshotKind kind = i % 5 == 4 ? kTail : SnapshotKind::kBreakpoint;
+      const int blocks = 10 + (i * 7) % 5;
+      filler.Put(MakePath(Words(i, blocks)), blocks, kind, i, 0, other == 10 ? 7 + i % 3 : tenant);
+    }
+    const std::vector<PrefixKey> next = tree.NextToGo(12);
+    ASSERT_EQ(next.size(), 12u);
+    for (const PrefixKey& key : next) {
+      ASSERT_TRUE(tree.HasSnapshot(key));
+      ASSERT_TRUE(tree.EvictOne());
+      EXPECT_FALSE(tree.HasSnapshot(key)) << other;
+    }
+    EXPECT_EQ(tree.Check(), "");
+  }
+}
+
 // With what was above it a breakpoint has become worth more than another of its tenant.
 TEST(PrefixTree, WhatGoesForAnothersIsValuedAgain) {
   PrefixTreeOptions options = Sizes(1000);
