@@ -90,8 +90,8 @@ struct Engine::Impl {
 
   absl::Status Check(const SequenceSpec& spec) const;
   int64_t Positions(const SequenceSpec& spec) const;
-  std::unique_ptr<SequenceState> StateForCut() const;
-  std::vector<Part> Plan(bool pass_cut, StepReport& report);
+  std::vector<Part> Plan(StepReport& report);
+  std::unique_ptr<SequenceState> StateForCut(std::span<const Part> parts) const;
   absl::Status Forward(std::span<const Part> parts, SequenceState* copy);
   void AtCuts(const Part& part, std::unique_ptr<SequenceState> copy) const;
   std::optional<SequenceOutput> Conclude(const Part& part, const float* logits);
@@ -204,9 +204,9 @@ bool Engine::HasWork() const { return impl_->scheduler.HasWork(); }
 
 StepReport Engine::Step() {
   StepReport report;
-  std::unique_ptr<SequenceState> copy = impl_->StateForCut();
-  const std::vector<Impl::Part> parts = impl_->Plan(copy != nullptr, report);
+  const std::vector<Impl::Part> parts = impl_->Plan(report);
   if (parts.empty()) return report;
+  std::unique_ptr<SequenceState> copy = impl_->StateForCut(parts);
 
   if (const absl::Status status = impl_->Forward(parts, copy.get()); !status.ok()) {
     for (const Impl::Part& part : parts) {
@@ -232,12 +232,15 @@ StepReport Engine::Step() {
   return report;
 }
 
-// For a cut that a piece passes. Null when none is to come, or only the last slab is free: a sequence may
-// come for it while the step runs, and a step of its own costs less than turning one away.
-std::unique_ptr<SequenceState> Engine::Impl::StateForCut() const {
-  if (!scheduler.CutAhead() || pools.slabs->free_slots() < 2) return nullptr;
+// For the cut that a piece passes; null when none does. Slabs are taken on this thread only, so the one that
+// was free for the plan still is.
+std::unique_ptr<SequenceState> Engine::Impl::StateForCut(std::span<const Part> parts) const {
+  if (std::none_of(parts.begin(), parts.end(), [](const Part& p) { return p.cut > 0; })) {
+    return nullptr;
+  }
   absl::StatusOr<std::unique_ptr<SequenceState>> copy = SequenceState::CreateUnset(pools);
-  return copy.ok() ? *std::move(copy) : nullptr;
+  CHECK(copy.ok(), "a cut is passed, and %s", copy.status().ToString());
+  return *std::move(copy);
 }
 
 // Calls for a cut that was passed within the step, then for one where the sequence stands now.
@@ -253,9 +256,9 @@ void Engine::Impl::AtCuts(const Part& part, std::unique_ptr<SequenceState> copy)
   if (s.at_cut()) s.spec.at_cut(*s.state);
 }
 
-std::vector<Engine::Impl::Part> Engine::Impl::Plan(bool pass_cut, StepReport& report) {
+std::vector<Engine::Impl::Part> Engine::Impl::Plan(StepReport& report) {
   std::vector<Part> parts;
-  for (const PlannedChunk& chunk : scheduler.Plan(pass_cut)) {
+  for (const PlannedChunk& chunk : scheduler.Plan(pools.slabs->free_slots() > 0)) {
     Sequence& s = sequences.at(chunk.id);
     const int64_t end = s.state->position() + chunk.tokens;
     parts.push_back({.id = chunk.id,

@@ -2,7 +2,7 @@
 //
 // Driven from outside by one thread: Add, Remove and Step are not thread-safe and never wait for anything
 // but the experts of the running step. Time and randomness do not enter: the same calls give the same
-// outputs.
+// tokens; how they fall into steps depends on whether a slab is free.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ namespace deltamesh {
 
 // Every bound has a flag and is printed at start.
 struct EngineOptions {
-  int64_t slabs = 16;                 // resident sequences
+  int64_t slabs = 16;                 // resident sequences; a free one serves a cut within a step
   int64_t latent_blocks = 1024;       // pool of 64-token blocks
   int64_t step_tokens_max = 512;      // token budget of one step
   int64_t chunk_tokens_max = 256;     // most prompt tokens of one sequence in one step

@@ -58,10 +58,13 @@ int64_t Model::Impl::AcceptBatch(std::span<SequenceChunk> batch) {
     }
     for (const StepChunk& other : chunks) {
       CHECK(other.state != c.state, "a sequence twice in one batch");
+      CHECK(c.copy == nullptr || other.copy != c.copy, "a copy twice in one batch");
     }
-    CHECK(c.copy == nullptr || (c.copy_after > 0 && c.copy_after < tokens &&
-                                (start + c.copy_after) % kBlockTokens == 0),
-          "a copy after %d of %d tokens from %d on", c.copy_after, tokens, start);
+    if (c.copy != nullptr) {
+      CHECK(c.copy_after > 0 && c.copy_after < tokens && (start + c.copy_after) % kBlockTokens == 0,
+            "a copy after %d of %d tokens from %d on", c.copy_after, tokens, start);
+      CHECK(c.copy->layout() == layout, "a copy of another model's");
+    }
     chunks.push_back({c.state, rows, tokens, start, c.copy, c.copy_after});
     rows += tokens;
   }

@@ -17,8 +17,8 @@ struct StepChunk {
   int64_t first;
   int64_t tokens;
   int64_t start;
-  SequenceState* copy =
-      nullptr;  // takes S and conv as they are after the first `copy_after` tokens
+  // Its slab takes S and conv as they are after the first `copy_after` tokens. May be null.
+  SequenceState* copy = nullptr;
   int64_t copy_after = 0;
 };
 

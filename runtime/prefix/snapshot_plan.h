@@ -1,8 +1,7 @@
-// Where the computation of a prompt stops for a moment so that a snapshot can be taken.
+// Where the state of a prompt is kept while it is computed.
 //
 // Positions are cut points of the scheduler, so a snapshot never depends on where a step happened to end. A
-// step passes one with a copy made on the way (scheduler.h), so only cuts that lie closer than steps are
-// long cost steps of their own:
+// step may pass one, copying the state on the way (scheduler.h); further ones within its reach cost steps:
 //   * breakpoints: the end of tools and system text, or where the client said;
 //   * a junction: the prompt leaves a known path beyond its deepest snapshot, so the third visitor finds
 //     what the second one had to compute. The path may be known to another worker only: its router says so;

@@ -68,12 +68,11 @@ std::vector<PlannedChunk> Scheduler::Plan(bool pass_cut) {
 
   for (Entry* e : prompts) {
     e->planned = 0;
-    e->passes = pass_cut && e->next_cut(e->position) < e->end;
-    pass_cut &= !e->passes;
+    e->passes = false;
   }
   const int64_t share = std::max<int64_t>(kGrid, budget / static_cast<int64_t>(prompts.size()));
-  budget = PlanPrompts(prompts, budget, share);
-  PlanPrompts(prompts, budget, options_.chunk_tokens_max);
+  budget = PlanPrompts(prompts, budget, share, &pass_cut);
+  PlanPrompts(prompts, budget, options_.chunk_tokens_max, &pass_cut);
   for (Entry* e : prompts) {
     if (e->planned > 0) take(*e, e->planned);
   }
@@ -122,11 +121,17 @@ std::vector<Scheduler::Entry*> Scheduler::Seated(bool prompts) {
   return found;
 }
 
-// Lets every prompt grow to `share` tokens while the budget lasts; returns what is left of it.
-int64_t Scheduler::PlanPrompts(const std::vector<Entry*>& prompts, int64_t budget,
-                               int64_t share) const {
+// Lets every prompt grow to `share` tokens while the budget lasts; returns what is left of it. The first
+// whose cut is in the way may pass it.
+int64_t Scheduler::PlanPrompts(const std::vector<Entry*>& prompts, int64_t budget, int64_t share,
+                               bool* pass_cut) const {
   for (Entry* e : prompts) {
     const int64_t limit = std::min({share, options_.chunk_tokens_max, e->planned + budget});
+    const int64_t stop = e->next_stop();
+    if (*pass_cut && stop < e->end && stop - e->position < limit) {
+      e->passes = true;
+      *pass_cut = false;
+    }
     const int64_t tokens = std::max(e->planned, PieceTokens(e->position, e->next_stop(), limit));
     budget -= tokens - e->planned;
     e->planned = tokens;
@@ -137,11 +142,6 @@ int64_t Scheduler::PlanPrompts(const std::vector<Entry*>& prompts, int64_t budge
 bool Scheduler::HasWork() const {
   return std::any_of(entries_.begin(), entries_.end(),
                      [](const Entry& e) { return !e.complete(); });
-}
-
-bool Scheduler::CutAhead() const {
-  return std::any_of(entries_.begin(), entries_.end(),
-                     [](const Entry& e) { return e.prompt() && e.next_cut(e.position) < e.end; });
 }
 
 int64_t Scheduler::running() const {

@@ -11,8 +11,8 @@
 //     each, least recently served first; what nobody took goes to them again in that order. No
 //     sequence gets more than chunk_tokens_max. So a short prompt behind a long one starts at once.
 //   * A piece never passes its end, and ends at a multiple of 64 when it can and more remains: tiles
-//     and blocks are then computed whole. It passes no cut either, but for one piece of one step
-//     where the caller can hold one more state: then a cut costs no step of its own.
+//     and blocks are then computed whole. It ends at a cut, too, but where the caller can hold one
+//     more state one piece of each step may pass one cut, which then costs no step of its own.
 //
 // Pure: no clock, no threads; the same calls give the same plans. Results of sequences never depend
 // on it.
@@ -46,7 +46,7 @@ class Scheduler {
 
   // A sequence computed up to `position`, with a prompt (or prefill) that ends at `end` > position.
   // When `generates`, it decodes from there until removed; else it is complete at `end`. Pieces of the
-  // prompt stop at `cuts`: ascending, above `position`, at most `end`. The id must be new.
+  // prompt end at `cuts`, or pass one: ascending, above `position`, at most `end`. The id must be new.
   void Add(SequenceId id, int64_t position, int64_t end, bool generates,
            std::vector<int64_t> cuts = {});
   // Unknown ids are ignored.
@@ -55,9 +55,6 @@ class Scheduler {
   // The next step, taken as done: decoding sequences first, then prompts. Empty when nothing is to
   // be done. With `pass_cut` one piece may pass one cut.
   std::vector<PlannedChunk> Plan(bool pass_cut = false);
-
-  // Whether a seated or waiting prompt has a cut before its end still to come.
-  bool CutAhead() const;
 
   bool HasWork() const;
   int64_t running() const;
@@ -94,7 +91,8 @@ class Scheduler {
   void GiveSeats();
   void MakeWay();
   std::vector<Entry*> Seated(bool prompts);
-  int64_t PlanPrompts(const std::vector<Entry*>& prompts, int64_t budget, int64_t share) const;
+  int64_t PlanPrompts(const std::vector<Entry*>& prompts, int64_t budget, int64_t share,
+                      bool* pass_cut) const;
 
   const SchedulerOptions options_;
   uint64_t step_ = 0;

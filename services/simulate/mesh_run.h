@@ -47,7 +47,7 @@ struct MeshRunResult {
   int64_t placed_prefill = 0, placed_append = 0, placed_alone = 0;
   int64_t placed_fetch = 0;                          // on a decode worker, which fetches first
   int64_t snapshots_peak = 0, cache_bytes_peak = 0;  // of all workers together
-  int64_t snapshot_bytes_peak = 0;                   // of snapshots_peak
+  int64_t snapshot_bytes_peak = 0;                   // of as many as snapshots_peak
   int64_t superseded = 0, evicted = 0;
   double last_second = 0;
   double prefill_busy = 0, decode_busy = 0;  // share of their time

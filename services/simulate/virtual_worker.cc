@@ -320,7 +320,7 @@ void VirtualWorker::BeginStep(double now) {
   step.began = now;
   int64_t prompt = 0, decoding = 0;
   if (scheduler_.waiting_tokens() > 0) {
-    step.chunks = scheduler_.Plan(true);
+    step.chunks = scheduler_.Plan(SlabsFree() > 0);
     step.count = 1;
     for (const PlannedChunk& chunk : step.chunks) {
       const auto found = jobs_.find(chunk.id);
@@ -472,11 +472,15 @@ void VirtualWorker::Dirty(double now) {
   }
 }
 
+int64_t VirtualWorker::SlabsFree() const {
+  const auto taken = static_cast<int64_t>(jobs_.size() + awaited_.size() + fetching_.size());
+  return std::max<int64_t>(0, options_.slabs - taken);
+}
+
 mesh::WorkerMessage VirtualWorker::Heartbeat() const {
   mesh::WorkerMessage message;
   mesh::Heartbeat* load = message.mutable_heartbeat();
-  const auto taken = static_cast<int64_t>(jobs_.size() + awaited_.size() + fetching_.size());
-  load->set_slabs_free(static_cast<uint64_t>(std::max<int64_t>(0, options_.slabs - taken)));
+  load->set_slabs_free(static_cast<uint64_t>(SlabsFree()));
   load->set_latent_blocks_free(
       static_cast<uint64_t>(std::max<int64_t>(0, options_.blocks - blocks_used_)));
   load->set_running(static_cast<uint64_t>(scheduler_.running()));

@@ -129,6 +129,7 @@ class VirtualWorker {
   void FinishPrefill(Job& job, double now);
   void Interrupt(double now);
   bool Decoding(const Job& job) const { return job.position >= job.prompt_end; }
+  int64_t SlabsFree() const;
   mesh::WorkerMessage Heartbeat() const;
   void TellPrefixes();
   void Dirty(double now);

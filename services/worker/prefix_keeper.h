@@ -1,5 +1,5 @@
 // What an attention worker does with its prefix cache around a request: names its prefixes, restores the
-// deepest one, has the engine stop where snapshots are due, and keeps them.
+// deepest one, tells the engine where snapshots are due, and keeps them.
 //
 // Not thread-safe: part of a core.
 #pragma once
@@ -68,7 +68,7 @@ class PrefixKeeper {
   // A state that came from elsewhere and stands at a block boundary up to `reach`.
   void KeepArrived(const KeptPrompt& prompt, const SequenceState& state, absl::Time now);
 
-  // Has the engine stop at the block boundaries of the answer too.
+  // Snapshots are due at the block boundaries of the answer too.
   void WatchAnswer(KeptPrompt* prompt, SequenceSpec* spec);
   void Generated(KeptPrompt* prompt, std::span<const TokenId> tokens) const;
   // The answer ended, well or because its client had enough: its end is likely to be continued.
