@@ -57,8 +57,12 @@ absl::Status BenchProcess::Await(const char* what, Done done) {
     if (exit || absl::Now() > until) {
       std::string words;
       for (const std::string& line : children_.Tail(name_, 8)) words += "\n  | " + line;
-      return Unavailable("the benchmark's %s was not %s%s. Its last words:%s", name_, what,
-                         exit ? ": " + exit->how : " in time", words);
+      if (!exit) {
+        return DeadlineExceeded("the benchmark's %s was not %s in time. Its last words:%s", name_,
+                                what, words);
+      }
+      return Unavailable("the benchmark's %s was not %s: %s. Its last words:%s", name_, what,
+                         exit->how, words);
     }
     absl::SleepFor(absl::Milliseconds(20));
   }

@@ -21,8 +21,7 @@ namespace {
 constexpr size_t kNameBytesMax = 256;  // routers take no longer one
 
 // Targets that gRPC understands itself, as it does those with "://".
-constexpr std::string_view kTargetSchemes[] = {
-    "dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:"};
+constexpr std::string_view kTargetSchemes[] = {"dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:"};
 
 absl::Status CheckRouter(const std::string& router) {
   if (router.find("://") != router.npos) return absl::OkStatus();
@@ -41,9 +40,10 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
   app->add_option("--router", f->routers, "routers to register with: host:port[,host:port...]")
       ->delimiter(',')
       ->required();
-  app->add_option("--name", f->name,
-                  "unique in the mesh, and with a store, where it must be given, the same after a "
-                  "restart (default: role-host-pid, another one after each)");
+  app->add_option(
+      "--name", f->name,
+      "unique in the mesh; with a store it must be given, and stay the same after a restart "
+      "(default: role-host-pid)");
   app->add_option("--listen", f->listen, "gRPC address (health, reflection)")
       ->capture_default_str();
   app->add_option("--http", f->http, "HTTP address (/metrics, /healthz, /readyz)")

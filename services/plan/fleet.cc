@@ -100,7 +100,8 @@ absl::StatusOr<Fleet> PlanFleet(const ModelShape& shape, const SequenceSizes& si
   RETURN_IF_ERROR(CheckMachine(machine));
   RETURN_IF_ERROR(CheckTraffic(t, router));
   if (machine.memory_bytes == 0) {
-    return InvalidArgument("memory: is missing; workers for a traffic depend on it");
+    return InvalidArgument(
+        "memory: is missing; give one machine's bytes, which workers for a traffic depend on");
   }
   const int64_t longest = t.input_tokens + t.output_tokens;
   const auto sessions = static_cast<double>(SessionsPerWorker(shape, sizes, machine, longest));

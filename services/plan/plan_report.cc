@@ -184,7 +184,7 @@ void PrintFleet(const ordered_json& fleet, std::ostream& out) {
     PrintNeeded("expert", *expert, out);
     const auto rate = [&](const char* key) { return (*expert)[key].get<double>(); };
     out << absl::StrFormat(
-        "%24s a token: %.3g GFLOP, %s of rows that come back for a token, fewer go out; %s of "
+        "%24s a token: %.3g GFLOP, %s of rows that come back, fewer go out; %s of "
         "weights read a second\n",
         "", rate("flops_per_token") / 1e9, DecimalBytes(rate("row_bytes_per_token")),
         DecimalBytes(rate("read_bytes_per_second")));

@@ -19,7 +19,7 @@ absl::StatusOr<mesh::CacheHints> MakeCacheHints(const v1::CacheOptions& options)
   RETURN_IF_ERROR(CheckText("cache.session", options.session()));
   RETURN_IF_ERROR(CheckText("cache.salt", options.salt()));
   if (options.breakpoints_size() > kCacheBreakpointsMax) {
-    return InvalidArgument("cache breakpoints: %d positions; use at most %d",
+    return InvalidArgument("cache.breakpoints: %d positions; use at most %d",
                            options.breakpoints_size(), kCacheBreakpointsMax);
   }
   mesh::CacheHints hints;

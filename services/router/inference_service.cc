@@ -46,9 +46,8 @@ class GenerateCall final : public AnswerSink,
     }
     if (!status.ok()) TurnAway(front_->MakeRequestId(""), status);
   }
-  void OnMessagesEnd() override {
-    TurnAway(front_->MakeRequestId(""), InvalidArgument("request: is missing"));
-  }
+  // Nothing was asked; or the client left, which a read may hear first.
+  void OnMessagesEnd() override { OnError(InvalidArgument("request: is missing")); }
   void OnCancelled() override {
     bool begun = false;
     {

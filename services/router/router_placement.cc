@@ -257,8 +257,8 @@ MeanRates RouterCore::Impl::RatesNow() const {
       const double rate = of_prompts > 0 || role == mesh::ROLE_DECODE ? of_prompts : mixed;
       prompts += rate;
       prompts_known += rate > 0;
-      any += std::max(of_prompts, mixed);
-      any_known += std::max(of_prompts, mixed) > 0;
+      any += mixed;
+      any_known += mixed > 0;
     }
   }
   MeanRates rates;

@@ -30,6 +30,7 @@ constexpr absl::Duration kFlushMax = absl::Seconds(1);
 // After the last answer, for what was said to reach the stores.
 constexpr absl::Duration kSettleMax = absl::Seconds(5);
 // Of flags.
+constexpr double kStoreForgetMinutesMin = 0.1;  // above kRedialMax
 constexpr double kStoreForgetMinutesMax = 366.0 * 24 * 60;
 constexpr double kSecondsMin = 1e-3, kSecondsMax = 1e9;
 constexpr int64_t kCountMax = int64_t{1} << 40, kThreadsMax = 1024;
@@ -300,7 +301,7 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
   option("--store-forget-minutes", f->store_forget_minutes,
          "minutes after which a worker with a store that does not come back counts as gone; until "
          "then sessions that it may have are unavailable, not absent")
-      ->check(NumberIn(absl::ToDoubleMinutes(kRedialMax), kStoreForgetMinutesMax, "minutes"));
+      ->check(NumberIn(kStoreForgetMinutesMin, kStoreForgetMinutesMax, "minutes"));
   count("--decisions", f->core.decisions_max, "requests",
         "requests that `explain` can look back at");
   seconds("--heartbeat-seconds", f->heartbeat_seconds, "between two reports of a worker");

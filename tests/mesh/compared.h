@@ -26,16 +26,21 @@ inline const Answer& AskCompared(TestMesh& mesh, const std::string& folder,
   return answer;
 }
 
-// The sum of a metric's samples, of all labels or of those with `label`.
+// The sum of a metric's samples, of all labels or of those with `label`. The metric must be there: all are
+// always exported.
 inline double Sample(const std::vector<MetricSample>& samples, const std::string& name,
                      const std::string& label = "") {
   double sum = 0;
+  bool found = false;
   for (const MetricSample& s : samples) {
     const bool labelled =
         label.empty() || std::any_of(s.labels.begin(), s.labels.end(),
                                      [&](const auto& l) { return l.second == label; });
-    if (s.name == name && labelled) sum += s.value;
+    if (s.name != name) continue;
+    found = true;
+    if (labelled) sum += s.value;
   }
+  EXPECT_TRUE(found) << name;
   return sum;
 }
 

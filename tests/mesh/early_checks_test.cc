@@ -84,7 +84,7 @@ TEST_F(EarlyChecksTest, SoIsWhatEveryWorkerHas) {
   }
   flags.worker.routers = {"[::1]:8081",         "router.mesh:8081", "dns:///router:8081",
                           "dns:router",         "unix:/tmp/r",      "unix-abstract:router",
-                          "ipv4:10.0.0.1:8081", "ipv6:[::1]:8081",  "vsock:2:8081"};
+                          "ipv4:10.0.0.1:8081", "ipv6:[::1]:8081"};
   EXPECT_EQ(Finish(), "");
   flags.worker.name = std::string(257, 'n');
   EXPECT_THAT(Finish(), HasSubstr("--name: 257 bytes; use at most 256"));

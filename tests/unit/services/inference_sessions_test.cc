@@ -239,7 +239,7 @@ TEST(InferenceBoundsTest, WhereComingAgainDoesNotHelpNobodyIsToldTo) {
   EXPECT_EQ(hint, (GrpcCall::Metadata{{"retry-after-ms", "1500"}, {"retry-after", "2"}}));
 }
 
-TEST(InferenceBoundsTest, EveryRefusalForWantOfRoomSaysWhenToComeAgain) {
+TEST(InferenceBoundsTest, WhereRoomComesByItselfClientsAreToldWhenToComeAgain) {
   RouterOptions options;
   options.session_calls_max = 1;
   FakeMesh mesh("kimi_linear_tiny", options);

@@ -228,10 +228,10 @@ TEST_F(OpenAiHttpTest, MarksThatAreWrongOrTooMany) {
   refused(chat, marked + R"("cache_breakpoints":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16]})",
           "17 places are marked");
   refused(chat, marked + R"("cache_breakpoints":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]})",
-          "cache breakpoints: 17 positions; use at most 16");
+          "cache.breakpoints: 17 positions; use at most 16");
   refused("/v1/completions",
           R"({"prompt":"x","cache_breakpoints":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]})",
-          "cache breakpoints: 17 positions; use at most 16");
+          "cache.breakpoints: 17 positions; use at most 16");
   refused(chat, marked + R"("cache_breakpoints":4})", "cache_breakpoints: is the number 4");
   refused(chat, marked + R"("cache_breakpoints":[0]})", "cache_breakpoints[0]: 0");
 }
