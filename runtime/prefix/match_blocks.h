@@ -1,6 +1,6 @@
 // How much of a prompt is held, in blocks from its beginning: so far its latents, so far a snapshot. A prompt
-// can go on only from a snapshot that stands within latents, so the two are counts of different things, and
-// one is never given where the other is asked for.
+// can go on only from a snapshot that stands within latents, so the two are counts of different things: what
+// caches, stores and indexes find keeps them apart, and whoever reckons with both takes the values.
 #pragma once
 
 #include <compare>

@@ -17,14 +17,17 @@
 
 namespace deltamesh {
 
+// A junction must save the next visitor at least this much.
+inline constexpr int64_t kJunctionBlocksMin = 4;
+
 struct SnapshotPlanOptions {
-  int64_t junction_blocks_min = 4;  // a junction must save the next visitor at least this much
-  int64_t grid_blocks = 0;          // 0: no grid
-  int64_t cuts_max = 64;            // per prompt; the tail always, then the deepest
+  int64_t junction_blocks_min = kJunctionBlocksMin;
+  int64_t grid_blocks = 0;  // 0: no grid
+  int64_t cuts_max = 64;    // per prompt; the tail always, then the deepest
 };
 
-// What is known of a prompt elsewhere, as counts of tokens: each is taken at the block boundary at or before it,
-// those outside the prompt's path are ignored.
+// What is known of a prompt elsewhere, as counts of tokens: each is taken at the block boundary at or before
+// it, those outside the prompt's path are ignored.
 struct CutHints {
   std::span<const int64_t> breakpoints;
   int64_t junction = 0;  // where it leaves a path that another worker knows; 0: nowhere

@@ -102,8 +102,8 @@ std::string Outcome(const v1::RequestExplanation& r) {
     out += absl::StrFormat(", not fetched from %s (%s)", r.fetched_from(), r.fetch_refusal());
   }
   if (r.fetches_unknown() > 0) {
-    out += absl::StrFormat(", what came of %d fetch%s is not known", r.fetches_unknown(),
-                           r.fetches_unknown() == 1 ? "" : "es");
+    out += absl::StrFormat(", what came of %d fetch%s is not known%s", r.fetches_unknown(),
+                           r.fetches_unknown() == 1 ? "" : "es", r.has_seconds() ? "" : " yet");
   }
   if (r.handoff_bytes() > 0) {
     out += absl::StrFormat(", %s handed over in %s", Bytes(r.handoff_bytes()),

@@ -13,6 +13,9 @@ namespace deltamesh {
 inline constexpr char kRetryAfterMs[] = "retry-after-ms";
 inline constexpr char kRetryAfter[] = "retry-after";  // whole seconds, rounded up
 
+// Where what is missing comes by itself, soon.
+inline constexpr absl::Duration kComeAgain = absl::Seconds(1);
+
 // `after` is rounded up to a millisecond. OK stays OK.
 absl::Status WithRetryAfter(absl::Status status, absl::Duration after);
 // Nothing when the status has none.

@@ -13,7 +13,7 @@ inline constexpr double kAssumedStoreBytesPerSecond = 5e8;
 struct StoreRead {
   int64_t bytes = 0;  // the snapshot and the latents that memory lacks
   int64_t files = 1;
-  int64_t ahead = 0;  // reads before it, taken to be as long
+  int64_t ahead = 0;  // reads before it, taken to be of as many bytes
 };
 
 // `bytes_per_second`: 0 where none is measured.

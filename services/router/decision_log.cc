@@ -89,7 +89,7 @@ Decision* DecisionLog::At(Ticket ticket) {
   return &decided_.slots[(ticket - 1) % decided_.slots.size()];
 }
 
-Decision* DecisionLog::Awaiting(std::string_view request_id, const Decision::FetchAsked& fetch) {
+Decision* DecisionLog::Awaiting(std::string_view request_id, const Decision::OpenFetch& fetch) {
   for (Decision& d : decided_.slots) {
     const auto& open = d.fetches_open;
     if (std::find(open.begin(), open.end(), fetch) == open.end()) continue;

@@ -82,18 +82,18 @@ struct Decision {
   int64_t handoffs_refused = 0;
   int64_t handoff_bytes = 0;
   double handoff_seconds = 0;
-  std::string fetched_from;  // empty: nobody was asked
+  std::string fetched_from;  // empty: nobody was asked, or no word has come (fetches_open)
   int64_t fetched_tokens = 0, fetched_bytes = 0;
   double fetch_seconds = 0;
   std::string fetch_refusal;  // of the last one; empty: it was not refused
   // Of these fetches no word has come, even when the request has ended: it may still come, or never.
-  struct FetchAsked {
+  struct OpenFetch {
     LinkId by = 0;
     uint32_t attempt = 0;
 
-    friend bool operator==(const FetchAsked&, const FetchAsked&) = default;
+    friend bool operator==(const OpenFetch&, const OpenFetch&) = default;
   };
-  std::vector<FetchAsked> fetches_open;
+  std::vector<OpenFetch> fetches_open;
   int64_t restored_tokens = 0;
   int64_t completion_tokens = 0;
   double ttft_seconds = -1;  // below 0: no token yet
@@ -127,7 +127,7 @@ class DecisionLog {
   // Null once the slot was given to another.
   Decision* At(Ticket ticket);
   // Of a request that has ended and still waits for word of this fetch; null: none does. Looks at all.
-  Decision* Awaiting(std::string_view request_id, const Decision::FetchAsked& fetch);
+  Decision* Awaiting(std::string_view request_id, const Decision::OpenFetch& fetch);
   const Decision& Refuse(const RefusedRequest& refusal, absl::Time now);
 
   // By a request's whole id, or by the client's name of it, or by its trace: the newest first.

@@ -26,7 +26,7 @@ absl::Status EncodePool::Post(std::function<void()> job) {
     return WithRetryAfter(
         ResourceExhausted("%d large inputs wait to be tokenised, the router's bound; retry later",
                           jobs_.size()),
-        absl::Seconds(1));
+        kComeAgain);
   }
   jobs_.push_back(std::move(job));
   return absl::OkStatus();

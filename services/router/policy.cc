@@ -58,8 +58,8 @@ double ReadSeconds(const WorkerLoad& worker, const Holding& holding) {
 void ChooseStart(Candidate& c, const RequestShape& request, double rate) {
   const double before = c.holding.transfer_seconds;
   c.fetch.reset();
-  const double read = c.read_seconds = ReadSeconds(*c.load, c.holding);
-  c.cost = PartsAt(*c.load, request, {c.cached_tokens(), before + read}, rate);
+  c.read_seconds = ReadSeconds(*c.load, c.holding);
+  c.cost = PartsAt(*c.load, request, {c.cached_tokens(), before + c.read_seconds}, rate);
   for (size_t i = 0; i < c.holding.fetch_count; ++i) {
     const FetchOffer& offer = c.holding.fetches[i];
     const CostParts cost = PartsAt(*c.load, request, {offer.tokens, before + offer.seconds}, rate);

@@ -108,7 +108,7 @@ struct MeanRates {
   double prompts = 0;  // tokens a second of prompts
   double any = 0;      // the same, of mixed steps where nobody has measured prompts
 };
-// Fetches where that takes less than computing what it saves.
+// Fetches, or reads from the worker's disk, where that takes less than computing what it saves.
 void Price(std::span<Candidate> candidates, const RequestShape& request, const MeanRates& rates);
 // The cheapest priced one that has room; nothing when none has.
 std::optional<size_t> Cheapest(std::span<const Candidate> candidates, const RequestShape& request);

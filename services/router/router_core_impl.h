@@ -165,7 +165,7 @@ class RouterCore::Impl {
   void LookUp(RouterRequest& r, absl::Time now);
   void NamePrefixes(RouterRequest& r) const;
   static void SetAffinity(RouterRequest& r);
-  // CacheHints.junction: no worker need hold both ends of it, and the one that computes the prompt neither.
+  // CacheHints.junction. The latents and the snapshot that it lies between may be of different workers.
   uint64_t JunctionOf(const RouterRequest& r) const;
   // A worker for a part of the request, and why.
   struct Choice {
@@ -217,11 +217,15 @@ class RouterCore::Impl {
   // What the worker has to read from its disk for its deepest snapshot. Latents of a snapshot in memory are
   // there too; those beyond count as to be read.
   static int64_t ColdBytes(const Worker& worker, const IndexMatch& match);
-  // Leading blocks whose latents the worker has in memory, so that nobody need send them. Of one with a store
-  // those beyond its snapshots there may be on its disk only, and count as lacking.
+  // Leading blocks whose latents the worker has in memory, so that nobody need send them. Of one with a
+  // store those beyond its snapshots there may be on its disk only, and count as lacking; too careful where
+  // it has a bucket and no disk.
   static LatentBlocks WarmLatents(const Worker& worker, const IndexMatch& match);
   // Where the state that the worker was chosen with is to be had; nothing: nowhere any more.
   std::optional<mesh::FetchSource> FetchSourceOf(const RouterRequest& r) const;
+  // Of a request, also of one that has ended and awaits word of this fetch. Null: nobody remembers it.
+  Decision* DecisionOf(const RouterRequest* r, const RequestId& id,
+                       const Decision::OpenFetch& fetch);
   void OnFetchResult(const Worker& from, const mesh::FetchResult& message);
   void CountFetch(const mesh::FetchResult& message);
   // The worker is told of this source, and is to say what came of it.

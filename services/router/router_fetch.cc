@@ -77,6 +77,13 @@ void RouterCore::Impl::FindFetchSources(const RouterRequest& r) {
     of_depth = kept > 0 && fetch_from_[kept - 1].blocks == fetch_from_[i].blocks ? of_depth + 1 : 1;
     if (of_depth <= kOffersOfDepthMax) fetch_from_[kept++] = fetch_from_[i];
   }
+  // Deeper ones on disks must not hide the deepest in memory, which may be there sooner.
+  const auto warm = [](const FetchFrom& from) { return !from.cold; };
+  const auto kept_end = fetch_from_.begin() + static_cast<ptrdiff_t>(kept);
+  if (std::none_of(fetch_from_.begin(), kept_end, warm)) {
+    const auto first = std::find_if(kept_end, fetch_from_.end(), warm);
+    if (first != fetch_from_.end()) *(kept_end - 1) = *first;
+  }
   fetch_from_.resize(kept);
 }
 

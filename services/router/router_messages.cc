@@ -184,15 +184,19 @@ void RouterCore::Impl::CountFetch(const mesh::FetchResult& message) {
 }
 
 // It may be late: the workers' links are many, and the request goes on, or ends, by what others say.
+Decision* RouterCore::Impl::DecisionOf(const RouterRequest* r, const RequestId& id,
+                                       const Decision::OpenFetch& fetch) {
+  return r != nullptr ? decisions.At(r->decision) : decisions.Awaiting(id, fetch);
+}
+
 void RouterCore::Impl::OnFetchResult(const Worker& from, const mesh::FetchResult& message) {
   if (!message.not_needed()) CountFetch(message);
   RouterRequest* r = Find(message.request_id());
   const bool current = r != nullptr && (r->decode == from.link || r->sender == from.link) &&
                        message.attempt() == r->attempt;
-  if (current) r->phase_since = time;
-  const Decision::FetchAsked fetch = {from.link, message.attempt()};
-  Decision* d =
-      r != nullptr ? decisions.At(r->decision) : decisions.Awaiting(message.request_id(), fetch);
+  if (current && r->phase != RequestPhase::kWaiting) r->phase_since = time;
+  const Decision::OpenFetch fetch = {from.link, message.attempt()};
+  Decision* d = DecisionOf(r, message.request_id(), fetch);
   if (d == nullptr || std::erase(d->fetches_open, fetch) == 0) {
     if (!current) ++counters.stale_messages;
     return;
@@ -304,6 +308,9 @@ void RouterCore::Impl::OnOutput(const Worker& from, const mesh::SequenceOutput& 
 void RouterCore::Impl::OnRequestFailed(const Worker& from, const mesh::RequestFailed& message,
                                        absl::Time now) {
   RouterRequest* r = Find(message.request_id());
+  // What came of a fetch is told before: nobody was asked.
+  const Decision::OpenFetch fetch = {from.link, message.attempt()};
+  if (Decision* d = DecisionOf(r, message.request_id(), fetch)) std::erase(d->fetches_open, fetch);
   bool ours = r != nullptr && (r->decode == from.link || r->prefill == from.link) &&
               message.attempt() == r->attempt;
   // In place of the grant that would follow a refused hand-off: the decode worker gave the request

@@ -221,7 +221,7 @@ uint64_t RouterCore::Impl::JunctionOf(const RouterRequest& r) const {
   }
   const bool parts = latents.value() < static_cast<int64_t>(r.keys.size());
   const int64_t saved = latents.value() - snapshot.value();
-  if (!parts || saved < SnapshotPlanOptions().junction_blocks_min) return 0;
+  if (!parts || saved < kJunctionBlocksMin) return 0;
   return static_cast<uint64_t>(latents.value() * BlockTokens());
 }
 

@@ -120,7 +120,7 @@ absl::Status RouterServer::NotHeard() const {
   if (mailbox_.closed()) return Unavailable("the router is stopping");
   return WithRetryAfter(ResourceExhausted("%d events wait for the router, its bound; retry later",
                                           options_.mailbox_max),
-                        absl::Seconds(1));
+                        kComeAgain);
 }
 
 void RouterServer::NoteRefusal(RefusedRequest refusal) {

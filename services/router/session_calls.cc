@@ -81,7 +81,7 @@ void SessionCalls::Start(SessionCall spec, bool running, bool target_running, ab
         WithRetryAfter(
             ResourceExhausted("%d session calls are going on, the router's bound; retry later",
                               options_->session_calls_max),
-            absl::Seconds(1)));
+            kComeAgain));
   }
   if (call.spec.deadline <= now) {
     return Refuse(call, SessionRefusal::kDeadline,

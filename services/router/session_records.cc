@@ -4,6 +4,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "services/common/retry_hint.h"
 #include "services/router/session_calls.h"
 #include "services/router/session_stores.h"
 
@@ -106,8 +107,10 @@ void SessionCalls::ReadEnded(Call& call, absl::Time now) {
     const std::string why = IsSaid(call.refused) ? "" : " (" + MessageOf(call.refused) + ")";
     return Refuse(
         call, SessionRefusal::kLost,
-        Unavailable("worker \"%s\" did not say whether it has session \"%s\"%s; call again",
-                    call.lost, call.spec.name, why));
+        WithRetryAfter(
+            Unavailable("worker \"%s\" did not say whether it has session \"%s\"%s; call again",
+                        call.lost, call.spec.name, why),
+            RetryAfterOf(call.refused).value_or(kComeAgain)));
   }
   const bool found = call.phase == Phase::kReading && call.record;
   if (found && follower_.IsOutdated(call.spec.session, call.record->suspended_unix_ns())) {

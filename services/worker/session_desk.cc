@@ -13,8 +13,6 @@
 namespace deltamesh {
 namespace {
 
-constexpr absl::Duration kComeAgain = absl::Seconds(1);
-
 std::string BytesOf(const PrefixKey& key) {
   return std::string(key.bytes.begin(), key.bytes.end());
 }

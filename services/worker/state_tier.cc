@@ -284,21 +284,26 @@ StateLoadRef StateTier::Load(std::span<const PrefixKey> path, double tokens_per_
                              absl::Time now) {
   now_ = std::max(now_, now);
   const PrefixMatch memory = cache_->Find(path);
-  const Deepest below = FindBelow(path);
-  const int64_t blocks = below.match.snapshot.value();
-  if (blocks <= memory.snapshot.value()) return nullptr;
-  const StoreRead read = {.bytes = ReadBytes(blocks, memory.latents.value()),
-                          .files = below.match.files,
-                          .ahead = reading_};
-  const int64_t saved = (blocks - memory.snapshot.value()) * kBlockTokens;
-  if (!ReadsFromStore(read, saved, rate(below.tier), tokens_per_second)) {
-    ++counts_.slower;
-    return nullptr;
+  std::array<bool, kStoreTiers> skip = {};
+  for (;;) {  // the deepest, or where reading that takes too long what the other tier has
+    const Deepest below = FindBelow(path, skip);
+    const int64_t blocks = below.match.snapshot.value();
+    if (blocks <= memory.snapshot.value()) break;
+    const StoreRead read = {.bytes = ReadBytes(blocks, memory.latents.value()),
+                            .files = below.match.files,
+                            .ahead = reading_};
+    const int64_t saved = (blocks - memory.snapshot.value()) * kBlockTokens;
+    if (ReadsFromStore(read, saved, rate(below.tier), tokens_per_second)) {
+      const auto load =
+          BeginRead(path, below.tier, below.match,
+                    [this](const absl::Status& status, int64_t) { CountLoad(status); });
+      if (load.ok()) return *load;
+      ++counts_.busy;
+      return nullptr;
+    }
+    skip[static_cast<size_t>(below.tier)] = true;
   }
-  const auto load = BeginRead(path, below.tier, below.match,
-                              [this](const absl::Status& status, int64_t) { CountLoad(status); });
-  if (load.ok()) return *load;
-  ++counts_.busy;
+  counts_.slower += skip != std::array<bool, kStoreTiers>{};
   return nullptr;
 }
 

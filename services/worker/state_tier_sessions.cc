@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "runtime/base/status.h"
-#include "services/common/retry_hint.h"
 #include "services/worker/state_tier.h"
 
 namespace deltamesh {
@@ -123,10 +122,7 @@ void StateTier::Resume(Resuming r) {
     Resume(std::move(next));
   };
   const auto load = BeginRead(r.path, below.tier, below.match, ended);
-  // Room for it, or the end of another read, comes by itself.
-  if (!load.ok()) {
-    return Answer(Done(r.ticket, WithRetryAfter(load.status(), absl::Seconds(1))));
-  }
+  if (!load.ok()) return Answer(Done(r.ticket, load.status()));
   resuming_.push_back(*load);
 }
 

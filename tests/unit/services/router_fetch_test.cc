@@ -271,7 +271,31 @@ TEST_F(RouterFetchTest, ManyThatHoldTheSameHideNobody) {
   EXPECT_FALSE(chosen.fetch_cold);
 }
 
-// A deep state on a slow disk hides no shallower one in memory: not from the worker itself, and not from others.
+// Nor do many that each hold more, on slow disks.
+TEST_F(RouterFetchTest, DeeperOnesOnDisksDoNotHideTheDeepestInMemory) {
+  const std::vector<PrefixKey> keys = Keys(1200);
+  for (LinkId link = 1; link <= 6; ++link) {
+    Fake w = {.name = "d" + std::to_string(link),
+              .link = link,
+              .draining = true,
+              .latents = 11 + static_cast<int64_t>(link),
+              .snapshot = 11 + static_cast<int64_t>(link),
+              .warm = 0,
+              .disk = 1e6};
+    Add(w, keys);
+  }
+  Fake warm = {.name = "d8", .link = 8, .draining = true, .latents = 10, .snapshot = 10};
+  Fake free = {.name = "d9", .link = 9, .rate = 100};
+  Add(warm, keys);
+  Add(free, keys);
+  ASSERT_TRUE(Submit("r", 1200).ok());
+  const DecisionCandidate& chosen = Last().candidates[Last().chosen];
+  EXPECT_EQ(chosen.fetch_from, "d8");
+  EXPECT_FALSE(chosen.fetch_cold);
+}
+
+// A deep state on a slow disk hides no shallower one in memory: not from the worker itself, and not from
+// others.
 TEST_F(RouterFetchTest, AStateInMemoryIsFoundBelowADeeperOneOnDisk) {
   const std::vector<PrefixKey> keys = Keys(700);
   Fake holder = {.name = "d1", .link = 1, .latents = 9, .snapshot = 9, .warm = 8, .disk = 1e6};
@@ -482,6 +506,23 @@ TEST_F(OneFetchTest, AFetchThatWasNotNeededIsNone) {
   EXPECT_EQ(Last().fetched_from, "");
   EXPECT_TRUE(core->counters().fetch_results.empty());
   EXPECT_TRUE(core->TakeFetches().empty());
+}
+
+// A worker that turns the request away before it asked anybody says nothing of a fetch.
+TEST_F(OneFetchTest, WhoTurnsARequestAwayFetchedNothing) {
+  SlowPrefill();
+  ASSERT_TRUE(core->CancelClient("r", now));
+  ASSERT_TRUE(Submit("r", 700).ok());
+  Drain();
+  ASSERT_TRUE(Granted().has_fetch());
+  ASSERT_EQ(Last().fetches_open.size(), 1u);
+  mesh::WorkerMessage m;
+  m.mutable_failed()->set_request_id("r");
+  m.mutable_failed()->set_attempt(attempts["r"]);
+  m.mutable_failed()->set_code(static_cast<int32_t>(absl::StatusCode::kResourceExhausted));
+  m.mutable_failed()->set_message("full");
+  Send(3, m);
+  EXPECT_TRUE(Last().fetches_open.empty());
 }
 
 TEST_F(OneFetchTest, ASourceThatIsGoneIsNotNamed) {

@@ -75,8 +75,8 @@ class SessionCallsTest : public RouterCoreTest {
     return Drain();
   }
 
-  // `link` holds a snapshot of the first `blocks` blocks of tokens 0, 1, 2, ..., and one of the first `warm` in
-  // memory.
+  // `link` holds a snapshot of the first `blocks` blocks of tokens 0, 1, 2, ..., and one of the first `warm`
+  // in memory.
   void Hold(LinkId link, int64_t blocks, bool cold = false, int64_t warm = 0) {
     const mesh::ModelIdentity id = TestIdentity();
     PrefixChain chain(PrefixModel(id.digest(), id.state_layout()), "");

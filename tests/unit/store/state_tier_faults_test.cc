@@ -310,5 +310,42 @@ TEST_F(StateTierFaultsTest, AnUploadThatFoundNoRoomIsTriedAgain) {
   EXPECT_EQ(t.Metric("store_states", "object_store"), 1);
 }
 
+// The bucket has a deeper state, but reading it takes longer than computing: then what the disk has is read.
+TEST_F(StateTierFaultsTest, WhereTheBucketIsTooSlowTheDiskIsRead) {
+  const auto prompt = RandomPrompt(5, 400, testing::kVocab);
+  const std::vector<TokenId> begin(prompt.begin(), prompt.begin() + 200);
+  const auto path = TieredEngine::PathOf(prompt);
+  {
+    TieredEngine other(kFamily, "", std::make_unique<MemoryObjects>(&bucket_));
+    other.Run(prompt);
+    other.Settle(absl::Seconds(31));
+  }
+  TieredEngine t(kFamily, folder_.path, std::make_unique<MemoryObjects>(&bucket_));
+  {
+    const StateLoadRef load = t.tier->Load(path, 0, t.clock.now);
+    ASSERT_NE(load, nullptr);
+    t.clock.now += absl::Seconds(20);
+    t.Settle();
+    EXPECT_TRUE(t.tier->Ended(load, t.clock.now));
+    EXPECT_EQ(t.cache->Find(path).snapshot.value(), 6);
+  }
+  t.cache->Clear();
+  t.Run(begin);
+  t.Settle(absl::Seconds(31));
+  t.cache->Clear();
+  {
+    const StateLoadRef load = t.tier->Load(TieredEngine::PathOf(begin), 0, t.clock.now);
+    ASSERT_NE(load, nullptr);
+    t.Settle();
+    EXPECT_TRUE(t.tier->Ended(load, t.clock.now));
+  }
+  t.cache->Clear();
+  const StateLoadRef load = t.tier->Load(path, 100, t.clock.now);
+  ASSERT_NE(load, nullptr);
+  t.Settle();
+  EXPECT_TRUE(t.tier->Ended(load, t.clock.now));
+  EXPECT_EQ(t.cache->Find(path).snapshot.value(), 3);
+}
+
 }  // namespace
 }  // namespace deltamesh
