@@ -102,13 +102,11 @@ TEST_P(MeshCacheTest, TheWorkerThatHoldsAPrefixIsChosen) {
   EXPECT_EQ(mesh.router().counters().handoffs_ok, 6u);
 }
 
-// Two prompts that share ten blocks are computed by two workers. The second one has nothing of the first
+// Two prompts that share six blocks are computed by two workers. The second one has nothing of the first
 // prompt, and keeps a snapshot where they part: the third prompt goes on from there.
 TEST_P(MeshCacheTest, WherePromptsPartIsFoundAcrossWorkers) {
   TestMeshOptions options = Options();
   options.prefill = 2;
-  options.engine.latent_blocks = 96;
-  options.engine.context_tokens_max = 1024;
   options.router.disaggregation = Disaggregation::kAlways;
   TestMesh mesh(options);
   mesh.Start();
@@ -116,7 +114,7 @@ TEST_P(MeshCacheTest, WherePromptsPartIsFoundAcrossWorkers) {
     const Decision& d = *mesh.router().decisions().Find(id, 1).at(0);
     return d.candidates[d.chosen].prefill;
   };
-  ClientRequest request = MakeRequest("one", 800, 4, 40);
+  ClientRequest request = MakeRequest("one", 490, 4, 40);
   EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 0);
   const std::string first = prefill_of("one");
   mesh.SetLost([&](const std::string& from, mesh::WorkerMessage& message) {
@@ -124,7 +122,7 @@ TEST_P(MeshCacheTest, WherePromptsPartIsFoundAcrossWorkers) {
     return false;
   });
   mesh.RunFor(absl::Seconds(2));  // and what was kept is told
-  const std::vector<TokenId> shared(request.prompt.begin(), request.prompt.begin() + 640);
+  const std::vector<TokenId> shared(request.prompt.begin(), request.prompt.begin() + 384);
   const auto part = [&](const std::string& id, int64_t tokens, uint64_t seed) {
     request = MakeRequest(id, tokens, 4, seed);
     std::copy(shared.begin(), shared.end(), request.prompt.begin());
@@ -133,8 +131,8 @@ TEST_P(MeshCacheTest, WherePromptsPartIsFoundAcrossWorkers) {
     mesh.RunFor(absl::Milliseconds(300));
     return cached;
   };
-  EXPECT_EQ(part("two", 750, 41), 0);
-  EXPECT_EQ(part("three", 770, 42), 640);
+  EXPECT_EQ(part("two", 450, 41), 0);
+  EXPECT_EQ(part("three", 470, 42), 384);
   EXPECT_EQ(mesh.router().counters().handoffs_refused, 0u);
 }
 

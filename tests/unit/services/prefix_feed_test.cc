@@ -29,8 +29,8 @@ TEST(PrefixFeed, NothingIsCreditedBeforeEverythingWasTold) {
   EXPECT_EQ(feed.unknown(), 0);
   const auto found = feed.Find(keys);
   ASSERT_EQ(found.size(), 1u);
-  EXPECT_EQ(found.at(5).latents, 3);
-  EXPECT_EQ(found.at(5).snapshot, 3);
+  EXPECT_EQ(found.at(5).latents.value(), 3);
+  EXPECT_EQ(found.at(5).snapshot.value(), 3);
 }
 
 TEST(PrefixFeed, AGapMakesThatWorkerUnknownUntilItBeginsAnew) {
@@ -42,7 +42,7 @@ TEST(PrefixFeed, AGapMakesThatWorkerUnknownUntilItBeginsAnew) {
   EXPECT_EQ(feed.Find(keys).count(6), 1u);
   EXPECT_EQ(feed.OnChanges(5, Message(3, {9}, {kAdded})), Heard::kIgnored);
   EXPECT_EQ(feed.OnChanges(5, Message(0, {1}, {kAdded})), Heard::kTaken);
-  EXPECT_EQ(feed.Find(keys).at(5).latents, 1) << "what it told before is forgotten";
+  EXPECT_EQ(feed.Find(keys).at(5).latents.value(), 1) << "what it told before is forgotten";
   EXPECT_EQ(feed.OnChanges(7, Message(4, {1}, {kAdded})), Heard::kIgnored) << "never began";
 }
 
@@ -55,7 +55,7 @@ TEST(PrefixFeed, ABadMessageIsRefusedWhole) {
   EXPECT_EQ(feed.OnChanges(5, odd), Heard::kMalformed);
   EXPECT_TRUE(feed.Find(std::vector<uint64_t>{1}).empty());
   EXPECT_EQ(feed.OnChanges(5, Message(0, {1}, {kAdded})), Heard::kTaken) << "it may begin anew";
-  EXPECT_EQ(feed.Find(std::vector<uint64_t>{1}).at(5).latents, 1);
+  EXPECT_EQ(feed.Find(std::vector<uint64_t>{1}).at(5).latents.value(), 1);
 }
 
 TEST(PrefixFeed, ManyWorkersComeAndGo) {
