@@ -61,7 +61,9 @@ TEST_F(RouterJunctionTest, WhereTheLongestLatentsEnd) {
 
 TEST_F(RouterJunctionTest, NotNearASnapshotWhereverThatIs) {
   Hold(kHolder, 10, {});
-  Hold(kDecode, 7, {7}, mesh::PrefixChanges::SNAPSHOT_COLD);
+  Join(4, "d2", mesh::ROLE_DECODE);
+  Hold(4, 7, {7}, mesh::PrefixChanges::SNAPSHOT_COLD);
+  Beat(4, 4, 64, 0, /*draining=*/true);
   EXPECT_EQ(Told(14), 0);
 }
 

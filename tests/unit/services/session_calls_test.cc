@@ -280,7 +280,7 @@ TEST_F(SessionCallsTest, TheNewestRecordWinsAndSilenceMayHideANewerOne) {
   EXPECT_EQ(
       Reply(kDecode2, 4, absl::UnavailableError("no bucket")),
       "session c: UNAVAILABLE: worker \"d2\" did not say whether it has session \"s\" (worker "
-      "\"d2\": no bucket); call again\n");
+      "\"d2\": no bucket); call again [again in 1s]\n");
   Call(Kind::kGet, "s");
   EXPECT_EQ(Reply(kDecode, 5, absl::NotFoundError("none")), "");
   EXPECT_THAT(Reply(kDecode2, 5, absl::InternalError("input/output error")),

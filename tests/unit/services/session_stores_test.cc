@@ -17,7 +17,7 @@ TEST_F(SessionCallsTest, SilentAndLostStoresAreUnavailableNotAbsent) {
   Pass(absl::Seconds(2), {kDecode, kDecode2});
   EXPECT_EQ(Drain(),
             "session c: UNAVAILABLE: worker \"d2\" did not say whether it has session \"s\"; call "
-            "again\n");
+            "again [again in 1s]\n");
   EXPECT_EQ(Reply(kDecode2, 1), "");
   EXPECT_EQ(core->counters().stale_messages, 1u);
   Call(Kind::kGet, "s");

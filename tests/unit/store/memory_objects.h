@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "runtime/base/status.h"
 #include "runtime/store/object_store.h"
 
@@ -19,6 +20,7 @@ struct MemoryBucket {
   bool down = false;
   int64_t calls = 0;
   std::function<void()> before_put_if;  // once: what another worker does just then
+  absl::Duration opening;               // how long Open takes
 };
 
 class MemoryObjects final : public ObjectStore {
@@ -51,6 +53,7 @@ class MemoryObjects final : public ObjectStore {
   absl::StatusOr<std::unique_ptr<ByteReader>> Open(const std::string& name, int64_t,
                                                    const CancelCheck&) override {
     RETURN_IF_ERROR(Asked(name));
+    absl::SleepFor(bucket_->opening);
     const auto found = bucket_->objects.find(name);
     if (found == bucket_->objects.end()) return NotFound("get %s", name);
     return std::make_unique<PiecesReader>(BytePieces{std::as_bytes(std::span(found->second))});

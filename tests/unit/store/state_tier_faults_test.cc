@@ -321,10 +321,10 @@ TEST_F(StateTierFaultsTest, WhereTheBucketIsTooSlowTheDiskIsRead) {
     other.Settle(absl::Seconds(31));
   }
   TieredEngine t(kFamily, folder_.path, std::make_unique<MemoryObjects>(&bucket_));
+  bucket_.opening = absl::Milliseconds(450);  // rates are of real time
   {
     const StateLoadRef load = t.tier->Load(path, 0, t.clock.now);
     ASSERT_NE(load, nullptr);
-    t.clock.now += absl::Seconds(20);
     t.Settle();
     EXPECT_TRUE(t.tier->Ended(load, t.clock.now));
     EXPECT_EQ(t.cache->Find(path).snapshot.value(), 6);
@@ -340,7 +340,8 @@ TEST_F(StateTierFaultsTest, WhereTheBucketIsTooSlowTheDiskIsRead) {
     EXPECT_TRUE(t.tier->Ended(load, t.clock.now));
   }
   t.cache->Clear();
-  const StateLoadRef load = t.tier->Load(path, 100, t.clock.now);
+  // 384 tokens in less time than that; 192 still take longer than a file.
+  const StateLoadRef load = t.tier->Load(path, 1000, t.clock.now);
   ASSERT_NE(load, nullptr);
   t.Settle();
   EXPECT_TRUE(t.tier->Ended(load, t.clock.now));
