@@ -93,6 +93,15 @@ Tokens RandomTokens(std::mt19937& random, int64_t count, int64_t vocab) {
   return tokens;
 }
 
+std::string Join(const Tokens& tokens) {
+  std::string text;
+  for (const TokenId t : tokens) {
+    if (!text.empty()) text += ',';
+    text += std::to_string(t);
+  }
+  return text;
+}
+
 std::vector<float> StateFloats(const SequenceState& state) {
   const StateLayout& l = state.layout();
   const float* slab = state.slab().data();

@@ -68,6 +68,8 @@ class ModelRunner {
 // Call sizes from 1 to `largest` that add up to `tokens`.
 Sizes RandomSizes(std::mt19937& random, int64_t tokens, int64_t largest);
 Tokens RandomTokens(std::mt19937& random, int64_t count, int64_t vocab);
+// "1,2,3", as the oracle's commands take them.
+std::string Join(const Tokens& tokens);
 
 // Every float that carries the sequence: all of the slab (open tile included), and the written rows of
 // all blocks.

@@ -2,6 +2,7 @@
 """Compares what `deltamesh logits --states` wrote with the float64 oracle.
 
   compare DIR FILE.npy --tokens 1,2,3          worst errors; exit 1 beyond the bounds
+          --float32-margin 10                  bounds: so many times the errors of the oracle in float32
   mutations DIR FILE.npy --tokens .. --mutations a,b   exit 1 unless the unmutated oracle is the closest
 """
 import argparse
@@ -30,19 +31,29 @@ def worst(a, b):
     return float(np.max(np.abs(a.astype(np.float64) - b), initial=0.0))
 
 
-def compare(ref, folder, file, tokens):
+def compare(ref, folder, file, tokens, margin):
     logits, state = ref.Model(folder).run(tokens)
+    if margin:
+        low_logits, low = ref.Model(folder, "float32").run(tokens)
     bad = False
-    error = worst(np.load(file), logits)
-    bad |= not error <= LOGIT_ERROR
-    print(f"logits {error:.2e} (std {logits.std():.2f})", end="")
-    for name, layers in (("S", state.S), ("conv", state.conv), ("latent", state.latent),
-                         ("k_rope", state.krope)):
-        errors = [worst(np.load(f"{file}.states/{name}.{i}.npy"), x) for i, x in layers.items()]
-        if errors:
-            bad |= not max(errors) <= STATE_ERROR
-            print(f"  {name} {max(errors):.1e}", end="")
-    print()
+
+    def check(name, found, right, narrow, bound):
+        """found, right, narrow: arrays of a kind; narrow is the oracle's in float32."""
+        nonlocal bad
+        error = max(map(worst, found, right))
+        if margin:
+            bound = margin * max(map(worst, narrow, right))
+        bad |= not error <= bound
+        print(f"{name} {error:.1e} of {bound:.1e}", end="  ")
+
+    check("logits", [np.load(file)], [logits], [low_logits] if margin else [], LOGIT_ERROR)
+    for name, kept in (("S", "S"), ("conv", "conv"), ("latent", "latent"), ("k_rope", "krope")):
+        right = getattr(state, kept)
+        if right:
+            found = [np.load(f"{file}.states/{name}.{i}.npy") for i in right]
+            narrow = [getattr(low, kept)[i] for i in right] if margin else []
+            check(name, found, right.values(), narrow, STATE_ERROR)
+    print(f"(std of the logits {logits.std():.2f})")
     return 1 if bad else 0
 
 
@@ -72,11 +83,12 @@ def main():
     ap.add_argument("file")
     ap.add_argument("--tokens", required=True)
     ap.add_argument("--mutations", default="")
+    ap.add_argument("--float32-margin", type=float, default=0)
     a = ap.parse_args()
     tokens = [int(t) for t in a.tokens.split(",")]
     ref = oracle()
     if a.command == "compare":
-        return compare(ref, a.folder, a.file, tokens)
+        return compare(ref, a.folder, a.file, tokens, a.float32_margin)
     names = ref.MUTATIONS if a.mutations == "" else a.mutations.split(",")
     return mutations(ref, a.folder, a.file, tokens, names)
 

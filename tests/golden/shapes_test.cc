@@ -92,15 +92,6 @@ const Shape kShapes[] = {
      526},
 };
 
-std::string Join(const Tokens& tokens) {
-  std::string text;
-  for (const TokenId t : tokens) {
-    if (!text.empty()) text += ',';
-    text += std::to_string(t);
-  }
-  return text;
-}
-
 class Shapes : public testing::TestWithParam<Shape> {
  protected:
   Shapes()
