@@ -265,6 +265,13 @@ class Recipe(unittest.TestCase):
             self.assertEqual(saved["step"], 40)
             tokenizer = train.Tokenizer(os.path.join(one, "vocabulary"))
             right, asked = evaluation.accuracy(model, tokenizer, 256, 2)
+            for how in (
+                {"make": evaluation.unanswered, "kind": "missing"},
+                {"make": evaluation.tool_dialogue, "known": True},
+                {"make": evaluation.tool_dialogue, "known": False},
+            ):
+                some, of = evaluation.accuracy(model, tokenizer, 300, 2, **how)
+                self.assertTrue(0 <= some <= of and of > 0, how)
             lost = evaluation.after_loss(model, tokenizer, 256, 1)
             self.assertTrue(0 <= right <= asked and asked > 0)
             self.assertEqual(sorted(lost), ["kda", "latents", "nothing", "other"])

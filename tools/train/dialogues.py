@@ -6,11 +6,14 @@ several wordings, the questions it answers, the answer.
 """
 
 import dataclasses
+import re
 
 import words
+from calls import calling
+from text import say
 
 READY = "I have read it. What do you want to know?"
-UNKNOWN = "The text does not say."
+UNSAID = "... the text does not say."  # where the value of an answer would stand
 NO_TEXT = "I have no text to read."  # also what a model is to say that has lost its state
 
 
@@ -27,10 +30,6 @@ class Fact:
 
 def _cap(text):
     return text[0].upper() + text[1:]
-
-
-def _a(word):
-    return ("an " if word[0] in "aeiou" else "a ") + word
 
 
 # relation: (wordings, questions, answer, value maker). Every wording says the subject before the value: a
@@ -162,6 +161,7 @@ PROJECTS = {
     ),
 }
 GROUPS = [PEOPLE, THINGS, PROJECTS]
+PROJECT_KINDS = ["project", "team", "plan"]
 
 
 def _subject(rng, held, group):
@@ -172,7 +172,7 @@ def _subject(rng, held, group):
         if rng.random() < 0.5:
             return "the " + noun + " of " + words.name(rng, held)
         return "the " + words.pick_or_coin(rng, words.ADJECTIVES, held) + " " + noun
-    return rng.choice(["project ", "team ", "plan "]) + words.name(rng, held)
+    return rng.choice(PROJECT_KINDS) + " " + words.name(rng, held)
 
 
 class _Unique:
@@ -193,7 +193,7 @@ class _Unique:
 def _sentence_fact(rng, held, group, relation, subject):
     wordings, asks, answer, maker = group[relation]
     value = maker(rng, held)
-    fill = lambda t: _cap(t.replace("{s}", subject).replace("{v}", value).replace("{a}", _a(value)))
+    fill = lambda t: _cap(t.replace("{s}", subject).replace("{v}", value).replace("{a}", words.a(value)))
     return Fact(
         subject,
         relation,
@@ -261,9 +261,7 @@ def _cell(rng, held, column):
     if column in ("code", "model", "batch", "room", "unit"):
         return words.code(rng, held)
     if column == "status":
-        return words.pick(
-            rng, ["open", "closed", "ready", "busy", "late", "done", "paused", "broken"], False
-        )
+        return rng.choice(words.STATES)
     return words.number(rng, held, 10, 999)
 
 
@@ -305,6 +303,11 @@ def table(rng, held):
         yield line, facts
 
 
+def _error_fact(node, error):
+    asks, answer = ["Which error did %s report?" % node], "The node %s reported error %s." % (node, error)
+    return Fact(node, "error", "", asks, answer, error, node)
+
+
 def log(rng, held):
     unique = _Unique()
     minute = rng.randint(0, 400)
@@ -313,17 +316,18 @@ def log(rng, held):
         minute = (minute + rng.randint(1, 9)) % 1440
         t = "%02d:%02d" % divmod(minute, 60)
         s = unique(lambda: words.made_up(rng, held))
-        v, e = t, rng.choice(words.EVENTS)
+        e = rng.choice(words.EVENTS)
         if rng.random() < 0.4:
             v = words.code(rng, held)
             e = "reported error " + v
-            what = ("error", ["Which error did %s report?" % s], "The node %s reported error %s." % (s, v))
+            fact = _error_fact(s, v)
         elif rng.random() < 0.5 and not style.startswith(("{t}", "[")):
-            what = ("when", ["When was %s last seen?" % s, "At what time does %s appear?" % s])
-            what += ("The node %s appears at %s." % (s, t),)
+            asks = ["When was %s last seen?" % s, "At what time does %s appear?" % s]
+            fact = Fact(s, "when", "", asks, "The node %s appears at %s." % (s, t), t, s)
         else:
-            what, v = ("what", ["What happened to %s?" % s], "The node %s %s." % (s, e)), e
-        yield style.format(t=t, s=s, e=e), Fact(s, what[0], "", what[1], what[2], v, s)
+            asks = ["What happened to %s?" % s]
+            fact = Fact(s, "what", "", asks, "The node %s %s." % (s, e), e, s)
+        yield style.format(t=t, s=s, e=e), fact
 
 
 def tree(rng, held):
@@ -377,14 +381,106 @@ TITLES = {
 }
 
 
-def say(role, content, **more):
-    return {"role": role, "content": content, **more}
+def _group(fact):
+    """The relations that this fact's subject may have; None for what a table, a log or a tree says."""
+    return next((g for g in GROUPS if fact.relation in g), None) if fact.says else None
 
 
-def _questions(rng, facts, count):
-    """Pairs of question and answer: single ones and follow-ups that keep the relation of the last one."""
+def _like(rng, held, fact):
+    """Another subject of the same kind."""
+    if fact.says:
+        return _subject(rng, held, _group(fact))
+    new = words.made_up(rng, held)
+    if "." in fact.subject:
+        return new + "." + rng.choice(words.EXTENSIONS)
+    return new.capitalize() if fact.subject[0].isupper() else new
+
+
+def _near(rng, held, fact):
+    """A subject that is easily taken for this one: one of its words is another."""
+    found = [m for m in re.finditer("[A-Za-z]+", fact.subject) if m[0] not in ("the", "of")]
+    m = rng.choice(found)
+    if m[0] in PROJECT_KINDS and len(found) > 1:
+        new = rng.choice(PROJECT_KINDS)
+    elif m.start() and fact.subject[m.start() - 1] == ".":
+        new = rng.choice(words.EXTENSIONS)
+    elif rng.random() < 0.6:
+        new = words.similar(rng, m[0], held)
+    elif m[0][0].isupper():
+        new = words.name(rng, held)
+    elif fact.subject.startswith("the "):
+        two = len(found) > 1 and found[1][0][0].islower()
+        new = words.pick_or_coin(rng, words.ADJECTIVES if two and m is found[0] else words.NOUNS, held)
+    else:
+        new = words.made_up(rng, held)
+    return fact.subject[: m.start()] + new + fact.subject[m.end() :]
+
+
+def _unsaid(fact, other):
+    """The answer about `other` to the question that `fact` answers: as far as the value, which is unsaid."""
+    value = words.a(fact.value) if fact.relation == "job" else fact.value
+    begin = fact.answer.rpartition(value)[0].rstrip()
+    if begin.lower().startswith(fact.subject.lower()):
+        return _cap(other) + begin[len(fact.subject) :] + UNSAID
+    return begin.replace(fact.subject, other) + UNSAID
+
+
+def _missing(rng, held, facts, fact):
+    """A question about what the text does not say of this subject, and the answer; None where it says all."""
+    told = {f.relation for f in facts if f.subject == fact.subject}
+    group = _group(fact)
+    if group:
+        rest = [r for r in sorted(group) if r not in told]
+        if not rest:
+            return None
+        new = _sentence_fact(rng, held, group, rng.choice(rest), fact.subject)
+    elif told <= set(words.COLUMNS):
+        new = _cell_fact(fact.subject, rng.choice([c for c in words.COLUMNS if c not in told]), "?")
+    elif told & {"what", "when"}:
+        new = _error_fact(fact.subject, "?")
+    else:
+        return None
+    return rng.choice(new.asks), _unsaid(new, new.subject)
+
+
+UNANSWERED = {"similar": 0.3, "missing": 0.3, "other": 0.4}  # kinds of questions that a text does not answer
+
+
+def unanswered(rng, held, facts, text, kinds=UNANSWERED, last=None):
+    """A question that the text does not answer, and what to say: about a name like one of it, about a name
+    that is not in it, or about something else of a name that is. `last`: may follow on the question about
+    that fact. None where there is no such question."""
+    text, names = text.lower(), {f.subject.lower() for f in facts}
+    for _ in range(20):
+        kind = rng.choices(list(kinds), list(kinds.values()))[0]
+        fact = rng.choice(facts)
+        if kind == "missing":
+            pair = _missing(rng, held, facts, fact)
+            if pair:
+                return pair
+            continue
+        follows = last and rng.random() < 0.15
+        if follows:
+            fact = last
+        other = (_near if kind == "similar" else _like)(rng, held, fact)
+        if other.lower() in text or other.lower() in names:
+            continue
+        question = "And %s?" % other if follows else rng.choice(fact.asks).replace(fact.subject, other)
+        return question, _unsaid(fact, other)
+    return None
+
+
+def _questions(rng, facts, count, unknown=0.0, ask_unknown=None):
+    """Pairs of question and answer: single ones and follow-ups that keep the relation of the last one;
+    `unknown` of them have no answer in the text, and ask_unknown(last fact) makes these."""
     out, last = [], None
     for fact in rng.sample(facts, min(count, len(facts))):
+        while unknown and rng.random() < unknown:  # and not at most one: its place must not tell
+            pair = ask_unknown(last)
+            if pair is None:
+                break
+            out.append(pair)
+            last = last if pair[0].startswith("And ") else None
         same = [
             f
             for f in facts
@@ -400,10 +496,21 @@ def _questions(rng, facts, count):
     return out
 
 
-def reading(rng, held, cost, budget, share=0.35, unknown=0.05, most_questions=200, kinds=TEXTS):
+def reading(
+    rng,
+    held,
+    cost,
+    budget,
+    share=0.35,
+    unknown=0.2,
+    most_questions=200,
+    kinds=TEXTS,
+    unknowns=UNANSWERED,
+):
     """A text that fills about 1 - share of `budget` tokens, then questions for the rest.
 
-    cost(text): tokens. Returns messages."""
+    cost(text): tokens. unknown: share of the questions that the text does not answer.
+    Returns messages."""
     make = rng.choices([k for k, _ in kinds], [w for _, w in kinds])[0]
     pieces, facts, used = [], [], 0
     room = budget * (1 - share) - 30
@@ -417,10 +524,8 @@ def reading(rng, held, cost, budget, share=0.35, unknown=0.05, most_questions=20
     text = "".join(pieces).strip("\n ")
     title = rng.choice(TITLES[make])
     messages, left = [], budget - used - 30
-    pairs = _questions(rng, facts, most_questions)
-    if rng.random() < unknown:
-        stranger = next(f for f in prose_facts(rng, held) if f.subject not in text)
-        pairs.insert(rng.randrange(len(pairs) + 1), (rng.choice(stranger.asks), UNKNOWN))
+    ask_unknown = lambda last: unanswered(rng, held, facts, text, unknowns, last)
+    pairs = _questions(rng, facts, most_questions, unknown, ask_unknown)
     opening = rng.choice([0, 0, 1, 2, 2])
     if opening == 0:
         messages += [say("system", title + "\n" + text)]
@@ -451,82 +556,6 @@ def repeating(rng, held, cost, budget):
         lines.append(fact.says)
     ask = rng.choice(["Please repeat this text:", "Say this again:", "Repeat after me:"])
     return [say("user", ask + "\n" + " ".join(lines)), say("assistant", " ".join(lines))]
-
-
-TOOLS = {
-    "get_weather": (
-        "city",
-        "Current weather of a city",
-        ["What is the weather in {x}?", "How is the weather in {x}?"],
-        lambda r, h: words.name(r, h),
-        lambda r, h: (r.choice(["sunny", "rainy", "cloudy", "windy", "foggy"]), words.number(r, h, 1, 39)),
-        "{0}, {1} degrees",
-        "It is {0} in {x}, with {1} degrees.",
-    ),
-    "get_price": (
-        "item",
-        "Price of an item in the shop",
-        ["What is the price of {x}?", "How much is {x} in the shop?"],
-        lambda r, h: words.made_up(r, h),
-        lambda r, h: (words.number(r, h, 2, 999),),
-        "{0}",
-        "In the shop {x} costs {0} coins.",
-    ),
-    "find_phone": (
-        "name",
-        "Phone number of a person",
-        ["Find the phone number of {x}.", "Please look up the number of {x}."],
-        lambda r, h: words.person(r, h),
-        lambda r, h: (words.number(r, h, 1000, 9999),),
-        "{0}",
-        "The number of {x} is {0}.",
-    ),
-    "get_time": (
-        "place",
-        "Local time of a place",
-        ["What time is it in {x}?"],
-        lambda r, h: words.name(r, h),
-        lambda r, h: (words.clock(r),),
-        "{0}",
-        "In {x} it is {0} now.",
-    ),
-}
-
-
-def declaration(tool):
-    key, about = TOOLS[tool][:2]
-    return {
-        "type": "function",
-        "function": {
-            "name": tool,
-            "description": about,
-            "parameters": {"type": "object", "properties": {key: {"type": "string"}}, "required": [key]},
-        },
-    }
-
-
-def calling(rng, held, cost, budget):
-    """One or more questions that a declared tool answers. Returns (messages, tools)."""
-    names = rng.sample(sorted(TOOLS), rng.choice([1, 1, 2]))
-    messages, left = [], budget - 75 * len(names)
-    while not messages or left > 150:
-        tool = rng.choice(names)
-        key, _, asks, subject, result, wire, answer = TOOLS[tool]
-        x, values = subject(rng, held), result(rng, held)
-        fill = lambda t: t.replace("{x}", x).format(*values)
-        turn = [
-            say("user", fill(rng.choice(asks))),
-            say(
-                "assistant",
-                "",
-                tool_calls=[{"id": "%s:0" % tool, "function": {"name": tool, "arguments": {key: x}}}],
-            ),
-            say("tool", fill(wire), tool_call_id="%s:0" % tool, name=tool),
-            say("assistant", fill(answer)),
-        ]
-        left -= 140 + sum(cost(m["content"]) for m in turn)
-        messages += turn
-    return messages, [declaration(n) for n in names]
 
 
 SMALL_TALK = [
@@ -568,11 +597,10 @@ def dialogue(rng, held, cost, budget, phase_one=False, fresh=True):
     kind = rng.random()
     if phase_one and kind < 0.5:
         return repeating(rng, held, cost, budget), None
-    if budget <= 512:
-        if kind > 0.98:
-            kinds = [chatting, without_text] if fresh else [chatting]
-            return rng.choice(kinds)(rng, held, cost, budget), None
-        if kind > 0.88 and budget >= 256:
-            return calling(rng, held, cost, budget)
+    if budget <= 512 and kind > 0.98:
+        kinds = [chatting, without_text] if fresh else [chatting]
+        return rng.choice(kinds)(rng, held, cost, budget), None
+    if budget >= 256 and kind > 0.68:
+        return calling(rng, held, cost, min(budget, rng.choice([488, 800, 1200])))
     share = rng.choice([0.5, 0.7] if budget <= 256 else [0.4, 0.7] if budget <= 1024 else [0.2, 0.5, 0.7])
     return reading(rng, held, cost, budget, share), None

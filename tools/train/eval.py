@@ -11,6 +11,7 @@ import random
 
 import torch
 
+import calls
 import data
 import dialogues
 import export
@@ -52,8 +53,25 @@ def whole(tokenizer, rng, length, kinds=dialogues.TEXTS, share=None, questions=4
             return ids, mine
 
 
-def tool_dialogue(tokenizer, rng, length):
-    messages, tools = dialogues.calling(rng, True, tokenizer.cost, min(length, 512) - 24)
+def unanswered(tokenizer, rng, length, kind):
+    """A held-out dialogue of which only the questions count that the text does not answer."""
+    while True:
+        share = 0.5 if length <= 512 else 0.2
+        messages = dialogues.reading(
+            rng, True, tokenizer.cost, length - 24, share, 0.5, 40, unknowns={kind: 1.0}
+        )
+        ids, mine = tokenizer.render(messages, thinking=rng.random() < 0.5)
+        answers = [m["content"] for m in messages if m["role"] == "assistant"]
+        for (a, b), answer in zip(turns_of(mine), answers):
+            if not answer.endswith(dialogues.UNSAID):
+                mine[a:b] = [False] * (b - a)
+        if any(mine) and length * 0.6 <= len(ids) <= length:
+            return ids, mine
+
+
+def tool_dialogue(tokenizer, rng, length, known):
+    """known: with the four tools of lasting names; else with names that training never said."""
+    messages, tools = calls.calling(rng, True, tokenizer.cost, length - 24, float(known))
     return tokenizer.render(messages, tools, thinking=rng.random() < 0.5)
 
 
@@ -71,7 +89,7 @@ def accuracy(model, tokenizer, length, count, seed=1, make=whole, **how):
 
 
 @torch.no_grad()
-def busiest_experts(model, tokenizer, stage, batches=16, held=True):
+def busiest_experts(model, tokenizer, stage, batches=64, held=True):
     """{layer, from 1: tokens of the busiest expert over the mean} over batches as `stage` has them."""
     rng, loads = random.Random("loads"), {}
     for number in range(batches):
@@ -151,8 +169,16 @@ def main():
             lost = after_loss(model, tokenizer, length, 2 * count)
             row["kept when lost"] = {k: round(v / (2 * count), 3) for k, v in lost.items()}
         print(json.dumps(row), flush=True)
-    right, asked = accuracy(model, tokenizer, 512, a.dialogues, make=tool_dialogue)
-    print(json.dumps({"tool turns": asked, "accuracy": round(right / asked, 4)}))
+    for kind in dialogues.UNANSWERED:
+        for length in (n for n in a.lengths if n <= 8192):
+            count = max(2, a.dialogues * 1024 // max(length, 1024))
+            right, asked = accuracy(model, tokenizer, length, count, make=unanswered, kind=kind)
+            row = {"not answered by the text": kind, "length": length, "questions": asked}
+            print(json.dumps({**row, "accuracy": round(right / asked, 4)}), flush=True)
+    for names, known in (("known", True), ("unseen", False)):
+        right, asked = accuracy(model, tokenizer, 512, 2 * a.dialogues, make=tool_dialogue, known=known)
+        row = {"tools": names, "turns": asked, "accuracy": round(right / asked, 4)}
+        print(json.dumps(row), flush=True)
     for side, held in (("trained", False), ("held out", True)):
         busiest = busiest_experts(model, tokenizer, recipe.STAGES[-1], held=held)
         row = {layer: round(x, 2) for layer, x in busiest.items()}

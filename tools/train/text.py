@@ -19,6 +19,11 @@ PIECE = re.compile(
 )
 
 
+def say(role, content, **more):
+    """A message of a conversation."""
+    return {"role": role, "content": content, **more}
+
+
 class Tokenizer:
     """The vocabulary of a folder. ASCII text only: that is all the generator writes."""
 

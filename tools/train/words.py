@@ -58,6 +58,15 @@ EVENTS = [
     "was updated",
     "was locked",
 ]
+STATES = "open closed ready busy late done paused broken".split()
+# What a declared tool tells, and of what.
+MATTERS = """temperature depth height speed balance address rating distance humidity pressure voltage altitude
+population language currency capital birthday salary author title version delay platform fare length width
+volume capacity mileage latitude horizon calibre density profit rent fee deadline nickname barcode
+postcode wavelength""".split()
+KINDS = """lake person machine train ship river book order user sensor mountain bridge country flight account
+parcel village tunnel island planet actor festival museum stadium tenant device reactor channel pond
+satellite""".split()
 MONTHS = """January February March April May June July August September October November December""".split()
 
 _ONSETS = (
@@ -67,13 +76,22 @@ _VOWELS = "a e i o u a e i o ai ea ou io".split()
 _CODAS = ["", "", "", "", "n", "r", "l", "s", "m", "t", "nd", "rk", "x", "sh", "ck", "lt"]
 
 
+# Words of the generator's sentences: training says them, whatever their hash.
+SHARED = set("""again appear arrive ask backup busy bytes can cost costs disk expect february file fits
+floor game grade hands has job june leads list long look lost mesh name offline origin other owner
+project restarted shop should sit some status story talked target tell thank the trade weigh what when
+work you""".split())
 _SPELLED = [ADJECTIVES, NOUNS, PLACES, COLOURS, JOBS, FOODS]
 _KNOWN = {w for bag in _SPELLED for w in bag}
 
 
+def a(word):
+    return ("an " if word[0] in "aeiou" else "a ") + word
+
+
 def is_held_out(word):
     """One in six words is the evaluation's."""
-    return zlib.crc32(word.lower().encode()) % 6 == 0
+    return zlib.crc32(word.lower().encode()) % 6 == 0 and word.lower() not in SHARED
 
 
 _SPLIT = {}
@@ -113,6 +131,18 @@ def pick_or_coin(rng, words, held):
     """Half of the values and of the things are coined, so that a model copies what stands there instead of
     choosing from a list it knows."""
     return pick(rng, words, held) if rng.random() < 0.5 else coined(rng, held)
+
+
+def similar(rng, word, held):
+    """A word of that side which differs from this one in a letter or two."""
+    while True:
+        at = rng.randrange(len(word))
+        new = word[:at] + rng.choice("aeiou" if word[at] in "aeiou" else "bdfgklmnprstvw") + word[at + 1 :]
+        if rng.random() < 0.3:
+            new += rng.choice("aeionrlst")
+        new = new.capitalize() if word[0].isupper() else new
+        if new != word and is_held_out(new) == held:
+            return new
 
 
 def name(rng, held):
