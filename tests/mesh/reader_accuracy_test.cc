@@ -16,9 +16,10 @@ namespace {
 
 struct Length {
   int64_t tokens;
-  int right;  // the answers are the same bits everywhere
+  int right;   // the answers are the same bits everywhere
+  int unsaid;  // right ones to the questions that the text does not answer
 };
-constexpr Length kLengths[] = {{512, 79}, {2048, 68}, {8192, 70}, {32768, 24}};
+constexpr Length kLengths[] = {{512, 78, 17}, {2048, 69, 15}, {8192, 66, 10}, {32768, 27, 0}};
 constexpr int64_t kAnswerTokensMax = 48;
 
 std::string Reader() { return std::string(DELTAMESH_SOURCE_DIR) + "/models/reader"; }
@@ -74,10 +75,10 @@ class ReaderAccuracyTest : public ::testing::TestWithParam<Length> {
     return said + parser->Finish().content;
   }
 
-  // Right answers to the questions about one text: the first alone, then the others at once, which find the
-  // text in a cache.
-  int RightAbout(const nlohmann::json& text) {
-    const auto& questions = text["questions"];
+  // Right answers to such questions about one text: the first alone, then the others at once, which find
+  // the text in a cache.
+  int RightAbout(const nlohmann::json& text, const char* which) {
+    const auto& questions = text[which];
     int right = 0;
     for (size_t begin = 0, end = 1; begin < questions.size(); begin = end, end = questions.size()) {
       std::vector<ChatRequest> chats;
@@ -109,16 +110,21 @@ class ReaderAccuracyTest : public ::testing::TestWithParam<Length> {
 };
 
 TEST_P(ReaderAccuracyTest, AnswersHeldOutQuestions) {
-  int right = 0, asked = 0;
+  int right = 0, asked = 0, unsaid = 0, unanswered = 0;
   for (const auto& text : texts_) {
     if (text["length"].get<int64_t>() != GetParam().tokens) continue;
-    right += RightAbout(text);
+    right += RightAbout(text, "questions");
     asked += static_cast<int>(text["questions"].size());
+    unsaid += RightAbout(text, "unanswered");
+    unanswered += static_cast<int>(text["unanswered"].size());
   }
   RecordProperty("right", right);
   RecordProperty("asked", asked);
+  RecordProperty("unsaid", unsaid);
   EXPECT_GE(asked, 30);
   EXPECT_EQ(right, GetParam().right) << "of " << asked;
+  EXPECT_GE(unanswered, 10);
+  EXPECT_EQ(unsaid, GetParam().unsaid) << "of " << unanswered;
   EXPECT_GT(cached_, 0);
   EXPECT_TRUE(mesh_->RunUntil([&] { return mesh_->AtBaseline(); }, absl::Seconds(5)));
 }

@@ -3,7 +3,8 @@
 
 --out: each with the token ids of its dialogue and the right answer. They come in pairs of which a hand-off
 would move the state at the same position, so that one can be given the other's.
---texts-out: texts of several lengths, each with many questions of which every one is asked for itself.
+--texts-out: texts of several lengths, each with many questions of which every one is asked for itself, and a
+quarter as many that it does not answer.
 """
 
 import argparse
@@ -48,10 +49,11 @@ ASKED = 60  # tokens of a question and its answer, about
 
 
 def text(tokenizer, rng, length, count):
-    """A text that fills a prompt of `length` tokens together with one of its `count` questions."""
+    """A text that fills a prompt of `length` tokens together with one of its `count` questions, or of those
+    that it does not answer."""
     budget = length + ASKED * 3 * count
     while True:
-        messages = dialogues.reading(rng, True, tokenizer.cost, budget, 1 - length / budget, 0.0)
+        messages = dialogues.reading(rng, True, tokenizer.cost, budget, 1 - length / budget, 0.3)
         first = next(
             i for i, m in enumerate(messages) if m["role"] == "user" and m["content"].endswith("?")
         )
@@ -62,9 +64,12 @@ def text(tokenizer, rng, length, count):
         ]
         pairs = [p for p in pairs if not p["question"].startswith("And ")]  # needs the question before it
         prompt, _ = tokenizer.render(messages[: first + 1], thinking=False, prompt=True)
-        if len(pairs) >= count and length * 0.9 <= len(prompt) <= length:
+        unsaid = [p for p in pairs if p["answer"].endswith(dialogues.UNSAID)]
+        said = [p for p in pairs if p not in unsaid]
+        enough = len(said) >= count and len(unsaid) >= count // 4
+        if enough and length * 0.9 <= len(prompt) <= length:
             text_part = {"length": length, "messages": messages[:first], "before": before + gap}
-            return {**text_part, "questions": pairs[:count]}
+            return {**text_part, "questions": said[:count], "unanswered": unsaid[: count // 4]}
 
 
 TEXTS = ["512:20:4", "2048:6:12", "8192:3:24", "32768:1:40"]
