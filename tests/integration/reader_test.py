@@ -200,10 +200,10 @@ class NewcomerTest(unittest.TestCase):
 
     def test_chat_starts_a_mesh_of_its_own(self):
         text = "Here are my notes:\\\n* We meet Mara at 09:40.\\\n* The red boat belongs to Olof.\\\n\\\n"
-        done = self.run_it("chat", "--temperature=0", f"--model={MODEL}",
+        done = self.run_it("chat", "--temperature=0",
                            input=text + "Who owns the red boat?\nWhen is the meeting with Mara?\n")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn(f"starting a mesh with {MODEL}", done.stdout)
+        self.assertRegex(done.stdout, r"starting a mesh with \S*models/reader\b")
         self.assertIn("reader (kimi_k3", done.stdout)
         self.assertIn("The red boat belongs to Olof.", done.stdout)
         self.assertIn("The meeting with Mara is at 09:40.", done.stdout)

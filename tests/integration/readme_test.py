@@ -1,4 +1,5 @@
 """Every command that README.md shows is run here, against a mesh on free ports and the shipped model."""
+import json
 import os
 import re
 import subprocess
@@ -47,7 +48,7 @@ class ReadmeTest(unittest.TestCase):
         return done.stdout
 
     def test_every_command(self):
-        seen = 0
+        seen = answered = 0
         for command in commands():
             with self.subTest(command=command):
                 seen += 1
@@ -57,11 +58,17 @@ class ReadmeTest(unittest.TestCase):
                     self.help_knows_the_flags(command)
                 elif " chat " in command:
                     self.assertTrue(self.run_command(command, input="Hello\n"))
-                elif "curl" in command:
-                    self.assertIn("The red boat belongs to Olof.", self.run_command(command))
+                elif "Who owns the red boat?" in command:
+                    said = self.run_command(command)
+                    if " call " in command:  # an event a line
+                        events = map(json.loads, said.splitlines())
+                        said = "".join(e.get("delta", {}).get("text", "") for e in events)
+                    self.assertIn("The red boat belongs to Olof.", said)
+                    answered += 1
                 else:
                     self.run_command(command, stdin=subprocess.DEVNULL)
         self.assertGreaterEqual(seen, 8)
+        self.assertEqual(answered, 2)  # over HTTP and over gRPC
 
     def known_to_dev(self, name):
         """`./dev test` is what runs this very test; that it and `serve` exist is what can be checked here."""

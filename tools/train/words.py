@@ -38,8 +38,6 @@ carrots potatoes onions mushrooms spinach cabbage pancakes waffles dumplings sal
 walnuts almonds raisins figs dates olives peaches melons lemons oranges pickles sausages salmon
 trout herring shrimp omelettes pudding biscuits chocolate toast jam yoghurt pumpkin turnips
 radishes celery""".split()
-ANIMALS = """dog cat horse goat sheep parrot rabbit hamster turtle pony donkey goose duck pigeon falcon owl
-ferret mouse canary lizard snake frog hen rooster calf lamb""".split()
 COLUMNS = """city code colour price size owner team room weight status level score rank shift floor unit
 grade phone target origin region batch model limit stock""".split()
 FILE_STEMS = """notes report draft plan budget index main setup config readme list table chart log data
