@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "deltamesh/v1/inference.grpc.pb.h"
 #include "runtime/base/status.h"
+#include "services/cli/terminal_text.h"
 
 namespace deltamesh {
 namespace {
@@ -54,7 +55,8 @@ absl::Status RunCall(const CallOptions& options, std::ostream& out) {
     if (json::MessageToJsonString(event, &line, print).ok()) out << line << "\n" << std::flush;
   }
   const grpc::Status status = reader->Finish();
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                      ForTerminal(status.error_message()));
 }
 
 }  // namespace deltamesh

@@ -13,6 +13,7 @@
 #include "deltamesh/v1/operations.grpc.pb.h"
 #include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
+#include "services/cli/terminal_text.h"
 
 namespace deltamesh {
 namespace {
@@ -118,9 +119,26 @@ std::string Outcome(const v1::RequestExplanation& r) {
   return r.message().empty() ? out : out + ": " + r.message();
 }
 
+// Clients name requests, and messages quote what they sent; workers are named by whoever starts them.
+void MakeShowable(v1::RequestExplanation* r) {
+  const auto show = [](std::string* text) { *text = ForTerminal(*text); };
+  for (std::string* text : {r->mutable_request_id(), r->mutable_trace_id(), r->mutable_span_id(),
+                            r->mutable_parent_span_id(), r->mutable_reason(), r->mutable_status(),
+                            r->mutable_message(), r->mutable_latents_at(), r->mutable_snapshot_at(),
+                            r->mutable_fetched_from(), r->mutable_fetch_refusal()}) {
+    show(text);
+  }
+  for (v1::PlacementCandidate& c : *r->mutable_candidates()) {
+    for (std::string* text : {c.mutable_prefill(), c.mutable_decode(), c.mutable_fetch_from()}) {
+      show(text);
+    }
+  }
+}
+
 }  // namespace
 
-std::string DescribeRequest(const v1::RequestExplanation& r) {
+std::string DescribeRequest(v1::RequestExplanation r) {
+  MakeShowable(&r);
   std::string out = absl::StrFormat(
       "%s  %s\n%s", r.request_id(),
       absl::FormatTime("%Y-%m-%d %H:%M:%S", absl::FromUnixMillis(r.submitted_unix_ms()),

@@ -27,6 +27,6 @@ void AddExplainFlags(CLI::App* app, ExplainOptions* options);
 absl::Status RunExplain(const ExplainOptions& options, std::ostream& out);
 
 // One request as people read it.
-std::string DescribeRequest(const v1::RequestExplanation& request);
+std::string DescribeRequest(v1::RequestExplanation request);
 
 }  // namespace deltamesh

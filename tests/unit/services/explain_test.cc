@@ -71,6 +71,21 @@ class ExplainCliTest : public OpenAiHttpTest {
   std::unique_ptr<GrpcServer> grpc_;
 };
 
+// What a client or a worker is called moves no cursor and passes for no line.
+TEST(DescribeRequestTest, NothingThatOthersSentActsOnATerminal) {
+  v1::RequestExplanation r;
+  r.set_refused(true);
+  r.set_message("model: \"x\x1b[2J\n* decode-0\u202e\u009bé\" is not served here");
+  EXPECT_THAT(DescribeRequest(r),
+              HasSubstr(R"(model: "x\x1b[2J\x0a* decode-0\u202e\x9bé" is not served here)"));
+  r.set_refused(false);
+  r.set_placements(1);
+  r.add_candidates()->set_decode("a\n* b");
+  const std::string text = DescribeRequest(r);
+  EXPECT_THAT(text, HasSubstr(R"(a\x0a* b alone)"));
+  EXPECT_EQ(text.find('\x1b'), text.npos);
+}
+
 TEST(DescribeRequestTest, WhatLiesOnADiskIsSaid) {
   v1::RequestExplanation r;
   r.set_looked_up(true);
