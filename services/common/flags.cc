@@ -20,15 +20,19 @@ namespace {
 
 constexpr size_t kNameBytesMax = 256;  // routers take no longer one
 
-// Targets that gRPC understands itself, as it does those with "://".
-constexpr std::string_view kTargetSchemes[] = {"dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:"};
+// What gRPC can look up or open itself: "dns:router:8081", "dns:///router", "unix:/run/router".
+constexpr std::string_view kTargetSchemes[] = {"dns:", "unix:", "unix-abstract:"};
 
+// host:port, also after "ipv4:" or "ipv6:", or a target of these schemes that names something.
 absl::Status CheckRouter(const std::string& router) {
-  if (router.find("://") != router.npos) return absl::OkStatus();
   for (const std::string_view scheme : kTargetSchemes) {
-    if (router.starts_with(scheme)) return absl::OkStatus();
+    if (!router.starts_with(scheme)) continue;
+    if (router.find_first_not_of('/', scheme.size()) != router.npos) return absl::OkStatus();
+    return InvalidArgument("--router: \"%s\" names nothing after %s", router, scheme);
   }
-  ASSIGN_OR_RETURN(const auto at, ParseHostPort("--router", router));
+  std::string_view address = router;
+  if (address.starts_with("ipv4:") || address.starts_with("ipv6:")) address.remove_prefix(5);
+  ASSIGN_OR_RETURN(const auto at, ParseHostPort("--router", address));
   if (at.second > 0) return absl::OkStatus();
   return InvalidArgument("--router: \"%s\" has port 0; name the router's gRPC port", router);
 }

@@ -78,7 +78,10 @@ TEST_F(EarlyChecksTest, WithAStoreTheNameMustBeGiven) {
 }
 
 TEST_F(EarlyChecksTest, SoIsWhatEveryWorkerHas) {
-  for (const char* router : {"localhost", "localhost:0", "localhost:x", "a b:1", ""}) {
+  for (const char* router :
+       {"localhost", "localhost:0", "localhost:x", "a b:1", "", "ipv4:", "ipv4:10.0.0.1",
+        "ipv4:10.0.0.1:99999", "ipv6:::1", "unix:", "unix-abstract:", "dns:///",
+        "http://127.0.0.1:8081", "xds:///router:8081"}) {
     flags.worker.routers = {"127.0.0.1:8081", router};
     EXPECT_THAT(Finish(), HasSubstr("--router: ")) << router;
   }
