@@ -5,15 +5,13 @@
 #include <cstdio>
 #include <ostream>
 
-#include "services/cli/logits.h"
 #include "tests/golden/exactness.h"
-#include "tests/golden/model_runner.h"
+#include "tests/golden/oracle_comparison.h"
 
 namespace deltamesh {
 namespace {
 
 constexpr char kOracle[] = DELTAMESH_SOURCE_DIR "/tests/data/reference.py";
-constexpr char kCheck[] = DELTAMESH_SOURCE_DIR "/tests/golden/oracle_check.py";
 
 struct Shape {
   const char* name;
@@ -113,22 +111,9 @@ TEST_P(Shapes, AgreesWithTheOracleAndWithItself) {
   const Shape& shape = GetParam();
   ModelRunner runner(folder_, 2);
   std::mt19937 random(static_cast<uint32_t>(shape.seed));
-  LogitsOptions options;
-  options.model = folder_;
-  options.tokens = RandomTokens(random, shape.tokens, runner.vocab());
-  options.feed = shape.feed;
-  options.out = scratch_.path() + "/logits.npy";
-  options.states = true;
-  options.threads = 2;
-  const absl::Status status = RunLogits(options);
-  ASSERT_TRUE(status.ok()) << status;
-  int exit = 0;
-  const std::string output =
-      RunCommand(std::string(kPython) + " " + kCheck + " compare " + folder_ + " " + options.out +
-                     " --tokens " + Join(options.tokens),
-                 &exit);
-  std::printf("%-32s %s", shape.name, output.c_str());
-  EXPECT_EQ(exit, 0) << output;
+  const std::string said = ExpectTheOracles(
+      folder_, RandomTokens(random, shape.tokens, runner.vocab()), shape.feed, scratch_.path());
+  std::printf("%-32s %s", shape.name, said.c_str());
   ExpectExactness(runner, shape.lengths, static_cast<uint32_t>(shape.seed));
 }
 
