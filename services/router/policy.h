@@ -91,8 +91,8 @@ struct Candidate {
   Holding holding;
   bool room = false;
   CostParts cost;
-  std::optional<size_t>
-      fetch;  // of holding.fetches: what is brought first; nothing: what is there is enough
+  // Of holding.fetches: what is brought first; nothing: what is there is enough.
+  std::optional<size_t> fetch;
   double read_seconds = 0;  // of cost.move, until its disk's state is read; 0: it reads none
 
   const FetchOffer* offer() const { return fetch ? &holding.fetches[*fetch] : nullptr; }

@@ -19,8 +19,8 @@ struct Fake {
   LinkId link = 0;
   bool prefill = false, fetches = true, draining = false;
   int64_t slabs = 4, waiting = 0, latents = 0, snapshot = 0;  // the last two in blocks
-  int64_t warm =
-      -1;  // its deepest snapshot in memory, where the other one lies on disk; below 0: as that
+  // Its deepest snapshot in memory, where the other one lies on disk; below 0: as that.
+  int64_t warm = -1;
   int64_t running = 0;
   double rate = 100;
   double disk = 0;  // bytes a second; 0: not measured
@@ -248,50 +248,33 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
   EXPECT_GT(passed_by, 5);
 }
 
-// Of workers that share a folder all can read the same; whoever has less, but in memory, is offered still.
-TEST_F(RouterFetchTest, ManyThatHoldTheSameHideNobody) {
-  const std::vector<PrefixKey> keys = Keys(700);
-  for (LinkId link = 1; link <= 6; ++link) {
-    Fake w = {.name = "d" + std::to_string(link),
-              .link = link,
-              .draining = true,
-              .latents = 9,
-              .snapshot = 9,
-              .warm = 0,
-              .disk = 1e6};
-    Add(w, keys);
-  }
-  Fake warm = {.name = "d8", .link = 8, .draining = true, .latents = 8, .snapshot = 8};
-  Fake free = {.name = "d9", .link = 9, .rate = 100};
-  Add(warm, keys);
-  Add(free, keys);
-  ASSERT_TRUE(Submit("r", 700).ok());
-  const DecisionCandidate& chosen = Last().candidates[Last().chosen];
-  EXPECT_EQ(chosen.fetch_from, "d8");
-  EXPECT_FALSE(chosen.fetch_cold);
-}
-
-// Nor do many that each hold more, on slow disks.
-TEST_F(RouterFetchTest, DeeperOnesOnDisksDoNotHideTheDeepestInMemory) {
+// Of workers that share a folder all can read the same, and each may hold more than the last, on slow disks:
+// whoever has less, but in memory, is offered still.
+TEST_F(RouterFetchTest, ManyOnDisksDoNotHideWhoHasLessInMemory) {
+  constexpr int64_t kWarm = 8;
   const std::vector<PrefixKey> keys = Keys(1200);
-  for (LinkId link = 1; link <= 6; ++link) {
-    Fake w = {.name = "d" + std::to_string(link),
-              .link = link,
-              .draining = true,
-              .latents = 11 + static_cast<int64_t>(link),
-              .snapshot = 11 + static_cast<int64_t>(link),
-              .warm = 0,
-              .disk = 1e6};
-    Add(w, keys);
+  for (const int64_t deeper_each : {0, 1}) {
+    Restart(DefaultOptions());
+    for (LinkId link = 1; link <= 6; ++link) {
+      const int64_t blocks = kWarm + 1 + deeper_each * static_cast<int64_t>(link);
+      Fake w = {.name = "d" + std::to_string(link),
+                .link = link,
+                .draining = true,
+                .latents = blocks,
+                .snapshot = blocks,
+                .warm = 0,
+                .disk = 1e6};
+      Add(w, keys);
+    }
+    Fake warm = {.name = "d8", .link = 8, .draining = true, .latents = kWarm, .snapshot = kWarm};
+    Fake free = {.name = "d9", .link = 9, .rate = 100};
+    Add(warm, keys);
+    Add(free, keys);
+    ASSERT_TRUE(Submit("r", 1200).ok());
+    const DecisionCandidate& chosen = Last().candidates[Last().chosen];
+    EXPECT_EQ(chosen.fetch_from, "d8") << deeper_each;
+    EXPECT_FALSE(chosen.fetch_cold);
   }
-  Fake warm = {.name = "d8", .link = 8, .draining = true, .latents = 10, .snapshot = 10};
-  Fake free = {.name = "d9", .link = 9, .rate = 100};
-  Add(warm, keys);
-  Add(free, keys);
-  ASSERT_TRUE(Submit("r", 1200).ok());
-  const DecisionCandidate& chosen = Last().candidates[Last().chosen];
-  EXPECT_EQ(chosen.fetch_from, "d8");
-  EXPECT_FALSE(chosen.fetch_cold);
 }
 
 // A deep state on a slow disk hides no shallower one in memory: not from the worker itself, and not from
