@@ -348,26 +348,33 @@ TEST_F(InferenceServiceTest, NameUsedAgainRightAfterACancelIsServed) {
   }
 }
 
-TEST(OperationsTest, ExplainOverGrpcAndAsPeopleReadIt) {
-  FakeMesh mesh;
-  mesh.Join();
-  InferenceService inference(mesh.front.get(), mesh.router.get(), &mesh.pool);
-  OperationsService operations(mesh.router.get());
-  auto server = GrpcServer::Start({}, {&inference, &operations}).value();
-  const auto stub = v1::Inference::NewStub(
-      grpc::CreateChannel(server->address(), grpc::InsecureChannelCredentials()));
+// A router with one worker, which is asked for answers and for explanations of them.
+class OperationsTest : public ::testing::Test {
+ protected:
+  OperationsTest() { mesh_.Join(); }
+
+  FakeMesh mesh_;
+  InferenceService inference_{mesh_.front.get(), mesh_.router.get(), &mesh_.pool};
+  OperationsService operations_{mesh_.router.get()};
+  const std::unique_ptr<GrpcServer> server_ =
+      GrpcServer::Start({}, {&inference_, &operations_}).value();
+  const std::unique_ptr<v1::Inference::Stub> stub_ = v1::Inference::NewStub(
+      grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()));
+};
+
+TEST_F(OperationsTest, ExplainOverGrpcAndAsPeopleReadIt) {
   for (const char* id : {"one", "two"}) {
     grpc::ClientContext context;
     v1::GenerateRequest request;
     request.set_text("Once");
     request.set_request_id(id);
-    const auto reader = stub->Generate(&context, request);
+    const auto reader = stub_->Generate(&context, request);
     for (v1::GenerateEvent event; reader->Read(&event);) {
     }
     EXPECT_TRUE(reader->Finish().ok());
   }
   std::ostringstream out;
-  ExplainOptions options = {.router = server->address()};
+  ExplainOptions options = {.router = server_->address()};
   ASSERT_TRUE(RunExplain(options, out).ok());
   EXPECT_THAT(out.str(), ::testing::MatchesRegex(
                              "two/[0-9a-f]+  .* alone .*then: first token after .*, OK with .*"
@@ -394,20 +401,13 @@ TEST(OperationsTest, ExplainOverGrpcAndAsPeopleReadIt) {
 
 // What is refused before the router is asked can be explained like the rest, and requests are found by their
 // trace.
-TEST(OperationsTest, RefusalsAndTracesOfGrpcAreExplained) {
+TEST_F(OperationsTest, RefusalsAndTracesOfGrpcAreExplained) {
   constexpr char kTrace[] = "4bf92f3577b34da6a3ce929d0e0e4736", kParent[] = "00f067aa0ba902b7";
-  FakeMesh mesh;
-  mesh.Join();
-  InferenceService inference(mesh.front.get(), mesh.router.get(), &mesh.pool);
-  OperationsService operations(mesh.router.get());
-  auto server = GrpcServer::Start({}, {&inference, &operations}).value();
-  const auto stub = v1::Inference::NewStub(
-      grpc::CreateChannel(server->address(), grpc::InsecureChannelCredentials()));
   const std::string good = absl::StrFormat("00-%s-%s-01", kTrace, kParent);
   const auto ask = [&](const v1::GenerateRequest& request, int parents = 1) {
     grpc::ClientContext context;
     for (int i = 0; i < parents; ++i) context.AddMetadata("traceparent", good);
-    const auto reader = stub->Generate(&context, request);
+    const auto reader = stub_->Generate(&context, request);
     for (v1::GenerateEvent event; reader->Read(&event);) {
     }
     const grpc::StatusCode code = reader->Finish().error_code();
@@ -419,7 +419,7 @@ TEST(OperationsTest, RefusalsAndTracesOfGrpcAreExplained) {
   };
   const auto explain = [&](const std::string& id) {
     std::ostringstream out;
-    ExplainOptions options = {.router = server->address(), .request_id = id, .json = true};
+    ExplainOptions options = {.router = server_->address(), .request_id = id, .json = true};
     EXPECT_TRUE(RunExplain(options, out).ok()) << id;
     v1::RequestExplanation r;
     EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(out.str(), &r).ok()) << out.str();
@@ -454,11 +454,11 @@ TEST(OperationsTest, RefusalsAndTracesOfGrpcAreExplained) {
     EXPECT_THAT(span, HasSubstr(r.span_id()));
   }
   // No room to tokenise: the request was not read, and its trace is what it is known by.
-  mesh.router->Drain();
+  mesh_.router->Drain();
   large.set_request_id("draining");
   EXPECT_EQ(ask(large).first, grpc::StatusCode::UNAVAILABLE);
   std::ostringstream out;
-  ExplainOptions by_trace = {.router = server->address(), .trace_id = kTrace};
+  ExplainOptions by_trace = {.router = server_->address(), .trace_id = kTrace};
   ASSERT_TRUE(RunExplain(by_trace, out).ok());
   EXPECT_THAT(out.str(), HasSubstr("the router is draining"));
 }
