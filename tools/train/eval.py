@@ -93,8 +93,7 @@ def busiest_experts(model, tokenizer, stage, batches=64, held=True):
     """{layer, from 1: tokens of the busiest expert over the mean} over batches as `stage` has them."""
     rng, loads = random.Random("loads"), {}
     for number in range(batches):
-        length = rng.choices(list(stage.lengths), list(stage.lengths.values()))[0]
-        rows = max(1, recipe.TOKENS_PER_STEP // length)
+        length, rows = recipe.shape(rng, stage)
         ids = torch.tensor(data.batch(tokenizer, "loads", number, rows, length, held)[0])
         real = (ids != tokenizer.pad).view(-1)
         _, seen = model(ids, positions=torch.zeros(1, dtype=torch.long), real=real)

@@ -39,6 +39,12 @@ QUIET_SHARE = 0.2  # of the tokens that the model only reads: they count in the 
 CAPACITY = 2.0  # slots per expert, over its fair share
 
 
+def shape(rng, stage, tokens_per_step=TOKENS_PER_STEP):
+    """(tokens of a row, rows) of a step."""
+    length = rng.choices(list(stage.lengths), list(stage.lengths.values()))[0]
+    return length, max(1, tokens_per_step // length)
+
+
 def stage_at(tokens, stages=None):
     """(stage, progress within it from 0 to 1) or (None, 1) when all is done."""
     for s in stages or STAGES:

@@ -98,13 +98,9 @@ class Trainer:
         )
         os.replace(path + ".partial", path)
 
-    def shape(self, rng, stage):
-        """(tokens of a row, rows) of a step."""
-        length = rng.choices(list(stage.lengths), list(stage.lengths.values()))[0]
-        return length, max(1, self.per_step // length)
-
     def one_step(self, stage, progress):
-        length, rows = self.shape(random.Random("%d.%d" % (self.seed, self.step)), stage)
+        rng = random.Random("%d.%d" % (self.seed, self.step))
+        length, rows = recipe.shape(rng, stage, self.per_step)
         ids, mine, resets = data.batch(
             self.tokenizer, self.seed, self.step, rows, length, phase_one=stage.first, losing=stage.losing
         )
@@ -150,7 +146,7 @@ class Trainer:
         texts are too alike for that."""
         rng, scores = random.Random("settle.%d" % self.seed), {}
         for number in range(batches):
-            length, rows = self.shape(rng, stage)
+            length, rows = recipe.shape(rng, stage, self.per_step)
             ids = torch.tensor(data.batch(self.tokenizer, "settle.%d" % self.seed, number, rows, length)[0])
             real = (ids != self.tokenizer.pad).view(-1)
             _, seen = self.model(
