@@ -2,8 +2,8 @@
 //
 //   lookup   a prompt of 100k tokens asked of a prefix index, this thread alone
 //   changes  facts of workers applied to it, and its memory while they come and go
-//   request  CPU of a real router process for a streamed answer, in front of a stub worker: of a request that
-//            is alone, the strictest and the one the bar is for, and of one among several whose tokens
+//   request  CPU of a real router process for a streamed answer, in front of a stand-in worker: of a request
+//            that is alone, the strictest and the one the bar is for, and of one among several whose tokens
 //            arrive together, as a worker's steps bring them; over gRPC, and over HTTP as most clients ask
 //   intake   the part of it until the first token
 //   idle     CPU of one with many registered workers and no request
@@ -32,7 +32,7 @@ struct RouterBenchOptions {
   int64_t together = 8;  // requests at once
   int64_t idle_workers = 100;
   double idle_seconds = 5;
-  double token_gap_ms = 1;  // between two tokens of the stub worker
+  double token_gap_ms = 1;  // between two tokens of the stand-in worker
   bool json = false;
 };
 void AddRouterBenchFlags(CLI::App* app, RouterBenchOptions* options);

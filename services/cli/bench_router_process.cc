@@ -15,14 +15,14 @@
 #include "services/cli/bench_router_http.h"
 #include "services/cli/bench_router_prompt.h"
 #include "services/cli/bench_rows.h"
-#include "services/cli/stub_workers.h"
+#include "services/cli/stand_in_workers.h"
 
 namespace deltamesh {
 namespace {
 
 constexpr absl::Duration kReadyMax = absl::Seconds(30), kRequestMax = absl::Seconds(60);
 
-// A router process with stub workers, for as long as this object lives.
+// A router process with stand-in workers, for as long as this object lives.
 class BenchedRouter {
  public:
   static absl::StatusOr<std::unique_ptr<BenchedRouter>> Start(const RouterBenchOptions& o,
@@ -36,7 +36,7 @@ class BenchedRouter {
   BenchedRouter() = default;
 
   std::unique_ptr<BenchProcess> process_;
-  std::unique_ptr<StubWorkers> stubs_;  // gone before it
+  std::unique_ptr<StandInWorkers> workers_;  // gone before it
 };
 
 absl::StatusOr<std::unique_ptr<BenchedRouter>> BenchedRouter::Start(const RouterBenchOptions& o,
@@ -48,14 +48,14 @@ absl::StatusOr<std::unique_ptr<BenchedRouter>> BenchedRouter::Start(const Router
           "router", {"router", "--model=" + o.model, "--listen=127.0.0.1:0", "--http=127.0.0.1:0"},
           kReadyMax));
   ASSIGN_OR_RETURN(const std::string digest, TextDigest(o.model));
-  router->stubs_ = std::make_unique<StubWorkers>(
-      StubWorkersOptions{.router = router->address(),
-                         .text_digest = digest,
-                         .workers = workers,
-                         .token_gap = absl::Milliseconds(o.token_gap_ms)});
+  router->workers_ = std::make_unique<StandInWorkers>(
+      StandInWorkersOptions{.router = router->address(),
+                            .text_digest = digest,
+                            .workers = workers,
+                            .token_gap = absl::Milliseconds(o.token_gap_ms)});
   const absl::Time until = absl::Now() + kReadyMax;
-  while (router->stubs_->registered() < workers) {
-    if (absl::Now() > until) return DeadlineExceeded("the stub workers could not register");
+  while (router->workers_->registered() < workers) {
+    if (absl::Now() > until) return DeadlineExceeded("the stand-in workers could not register");
     absl::SleepFor(absl::Milliseconds(10));
   }
   absl::SleepFor(absl::Milliseconds(300));  // all is published

@@ -1,4 +1,4 @@
-#include "services/cli/stub_workers.h"
+#include "services/cli/stand_in_workers.h"
 
 #include <algorithm>
 #include <utility>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kSlabs = 64, kBlockTokens = 64;
 
-mesh::Register Registration(const StubWorkersOptions& o, int64_t worker) {
+mesh::Register Registration(const StandInWorkersOptions& o, int64_t worker) {
   mesh::Register registration;
   mesh::Register* r = &registration;
   r->set_name(absl::StrFormat("stub-%d", worker));
@@ -37,7 +37,7 @@ mesh::WorkerMessage NoPrefixes() {
 
 }  // namespace
 
-StubWorkers::StubWorkers(const StubWorkersOptions& options) : options_(options) {
+StandInWorkers::StandInWorkers(const StandInWorkersOptions& options) : options_(options) {
   for (int64_t w = 0; w < options_.workers; ++w) {
     workers_.emplace_back(WorkerLinks(Registration(options_, w)));
   }
@@ -61,7 +61,7 @@ StubWorkers::StubWorkers(const StubWorkersOptions& options) : options_(options) 
   thread_ = std::thread([this] { Loop(); });
 }
 
-StubWorkers::~StubWorkers() {
+StandInWorkers::~StandInWorkers() {
   {
     absl::MutexLock lock(&mu_);
     stopping_ = true;
@@ -75,18 +75,18 @@ StubWorkers::~StubWorkers() {
   clients.clear();  // waits for their last events, which want the lock
 }
 
-int64_t StubWorkers::registered() const {
+int64_t StandInWorkers::registered() const {
   absl::MutexLock lock(&mu_);
   return std::count_if(workers_.begin(), workers_.end(),
                        [](const Worker& w) { return w.link != 0; });
 }
 
-void StubWorkers::OnOpened(size_t worker, LinkId link) {
+void StandInWorkers::OnOpened(size_t worker, LinkId link) {
   absl::MutexLock lock(&mu_);
   workers_[worker].links.Open(link);  // what it sends goes out with the loop
 }
 
-void StubWorkers::OnMessage(size_t worker, LinkId link, const mesh::RouterMessage& message) {
+void StandInWorkers::OnMessage(size_t worker, LinkId link, const mesh::RouterMessage& message) {
   absl::MutexLock lock(&mu_);
   Worker& w = workers_[worker];
   if (message.has_registered()) {
@@ -103,7 +103,7 @@ void StubWorkers::OnMessage(size_t worker, LinkId link, const mesh::RouterMessag
   }
 }
 
-void StubWorkers::QueueDue(Worker& worker, absl::Time now) {
+void StandInWorkers::QueueDue(Worker& worker, absl::Time now) {
   if (!std::exchange(worker.told, true)) worker.links.Send(worker.link, NoPrefixes());
   mesh::Heartbeat load;
   load.set_slabs_free(kSlabs - worker.answers.size());
@@ -116,7 +116,7 @@ void StubWorkers::QueueDue(Worker& worker, absl::Time now) {
   worker.step += options_.token_gap;
 }
 
-mesh::WorkerMessage StubWorkers::Step(Worker& worker) {
+mesh::WorkerMessage StandInWorkers::Step(Worker& worker) {
   mesh::WorkerMessage message;
   for (auto it = worker.answers.begin(); it != worker.answers.end();) {
     Answer& a = it->second;
@@ -132,7 +132,7 @@ mesh::WorkerMessage StubWorkers::Step(Worker& worker) {
   return message;
 }
 
-void StubWorkers::Loop() {
+void StandInWorkers::Loop() {
   while (true) {
     std::vector<std::pair<LinkClient*, SendToRouter>> out;
     {

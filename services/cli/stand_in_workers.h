@@ -21,7 +21,7 @@
 
 namespace deltamesh {
 
-struct StubWorkersOptions {
+struct StandInWorkersOptions {
   std::string router;  // gRPC address
   std::string text_digest;
   int64_t workers = 1;
@@ -29,12 +29,12 @@ struct StubWorkersOptions {
   absl::Duration token_gap = absl::Milliseconds(1);  // from one step to the next
 };
 
-class StubWorkers {
+class StandInWorkers {
  public:
-  explicit StubWorkers(const StubWorkersOptions& options);
-  ~StubWorkers();
-  StubWorkers(const StubWorkers&) = delete;
-  StubWorkers& operator=(const StubWorkers&) = delete;
+  explicit StandInWorkers(const StandInWorkersOptions& options);
+  ~StandInWorkers();
+  StandInWorkers(const StandInWorkers&) = delete;
+  StandInWorkers& operator=(const StandInWorkers&) = delete;
 
   int64_t registered() const;
 
@@ -61,7 +61,7 @@ class StubWorkers {
   void QueueDue(Worker& worker, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static mesh::WorkerMessage Step(Worker& worker);
 
-  const StubWorkersOptions options_;
+  const StandInWorkersOptions options_;
   mutable absl::Mutex mu_;
   std::vector<Worker> workers_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
