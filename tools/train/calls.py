@@ -103,20 +103,33 @@ RESULTS = [
 ]
 
 
+def _abbreviation(rng):
+    letters = "".join(rng.choice("bcdfghjklmnpqrstvwxz") for _ in range(rng.randint(2, 4)))
+    return letters.upper() if rng.random() < 0.4 else letters
+
+
+def _identifier(rng, parts):
+    """These words as programmers join them."""
+    style = rng.random()
+    if style < 0.6:
+        return "_".join(parts)
+    if style < 0.8:
+        big = [p[0].upper() + p[1:] for p in parts]
+        return "".join(big if style > 0.75 else parts[:1] + big[1:])
+    return ("-" if style < 0.9 else ".").join(parts)
+
+
 def _made_up_name(rng, held, matter):
     """Of a tool. Always with a word of the right side, so that the evaluation's names are its own."""
     word = matter if matter and rng.random() < 0.4 else rng.choice([words.coined, words.made_up])(rng, held)
     verb = rng.choice(VERBS)
-    return rng.choice(
-        [
-            verb + "_" + word,
-            verb + "_" + word,
-            word,
-            word + "_" + verb,
-            word + "_" + words.made_up(rng, held),
-            verb + word.capitalize(),
-        ]
-    )
+    two = [[verb, word], [verb, word], [word, verb], [word, words.made_up(rng, held)]]
+    parts = rng.choice([*two, [word]])
+    if rng.random() < 0.2:
+        parts.insert(rng.randrange(len(parts) + 1), _abbreviation(rng))
+    if rng.random() < 0.12:
+        parts.append(rng.choice(["", "v"]) + str(rng.randint(1, 99)))
+    return _identifier(rng, parts)
 
 
 def _made_up_key(rng, held, kind):
