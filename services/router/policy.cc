@@ -73,12 +73,11 @@ void ChooseStart(Candidate& c, const RequestShape& request, double rate) {
 
 }  // namespace
 
-double StallWeight(const WorkerLoad& worker, const RequestShape& request,
-                   double first_token_seconds) {
+double StallWeight(const WorkerLoad& worker, const RequestShape& request, double own_seconds) {
   if (worker.resident == 0) return 0;
   if (request.answer_seconds <= 0) return 1;
-  return std::min(
-      1.0, static_cast<double>(worker.resident) * first_token_seconds / request.answer_seconds);
+  const double first = request.first_token_seconds > 0 ? request.first_token_seconds : own_seconds;
+  return std::min(1.0, static_cast<double>(worker.resident) * first / request.answer_seconds);
 }
 
 void Price(std::span<Candidate> candidates, const RequestShape& request, const MeanRates& rates) {

@@ -37,7 +37,8 @@ struct RequestShape {
   int64_t context_tokens = 0;  // positions it may reach
   // All answers that stream there wait for what it computes.
   bool beside_answers = false;
-  double answer_seconds = 0;  // that an answer takes, mostly; 0: unknown
+  double answer_seconds = 0;       // that an answer takes, mostly; 0: unknown
+  double first_token_seconds = 0;  // and its first token, mostly; 0: unknown
 };
 
 // A state that another worker holds of the prompt's beginning and that could be brought before the rest is
@@ -78,12 +79,11 @@ struct CostParts {
   double total() const { return queue + compute + stall + (measured ? move : 0); }
 };
 
-// How much a second counts that the answers at `worker` wait for a request whose first token takes
-// `first_token_seconds`. They are later by a share of what they take, so it counts as that share of the first
-// token, for each of them; never more than a second of the request's own, however many they are, so that the
-// first token comes later by at most what each of them is spared.
-double StallWeight(const WorkerLoad& worker, const RequestShape& request,
-                   double first_token_seconds);
+// How much a second counts that the answers at `worker` wait for a request: for each of them as the share of an
+// answer that it is, taken of a first token. Both are the usual ones, since a second is the same share of an answer
+// whichever request causes it; until a first token's is known it is this request's, `own_seconds`. At most 1, so
+// that its own first token comes later by no more than what each of them is spared.
+double StallWeight(const WorkerLoad& worker, const RequestShape& request, double own_seconds);
 
 // A worker to choose from, and what Price finds out about it.
 struct Candidate {

@@ -53,11 +53,16 @@ void RouterCore::Impl::Finish(RouterRequest& r, mesh::SequenceOutput::End end, a
   Conclude(r, absl::OkStatus());
   ++counters.finished;
   answer_tokens += (static_cast<double>(r.delivered) - answer_tokens) / 32;
-  const double seconds = absl::ToDoubleSeconds(now - r.placed);
-  answer_seconds = answer_seconds > 0 ? answer_seconds + (seconds - answer_seconds) / 32 : seconds;
+  LearnAnswer(r, now);
   counters.cached_tokens += static_cast<uint64_t>(r.cached_tokens);
   KeepSession(r, end == mesh::SequenceOutput::STOP_TOKEN, now);
   Erase(r);
+}
+
+// A client that has what it wanted before the end was answered, too.
+void RouterCore::Impl::LearnAnswer(const RouterRequest& r, absl::Time now) {
+  if (r.delivered == 0 || r.handoff_failures > 0) return;
+  answer_seconds.Seen(absl::ToDoubleSeconds(now - r.placed));
 }
 
 void RouterCore::Impl::Fail(RouterRequest& r, const absl::Status& status) {
@@ -105,6 +110,7 @@ bool RouterCore::Impl::Cancel(const RequestId& id, std::optional<int64_t> taken,
   Conclude(*r, taken ? absl::OkStatus() : Cancelled("the client left"));
   SendCancel(r->decode, id);
   SendCancel(r->prefill, id);
+  if (taken) LearnAnswer(*r, now);
   ++(taken ? counters.finished : counters.cancelled);
   if (!taken) LogInfo("request.cancelled", {{"request", id}, {"tokens", r->delivered}});
   if (taken && static_cast<size_t>(*taken) < r->said.size())

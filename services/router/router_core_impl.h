@@ -16,8 +16,10 @@
 #include "services/router/membership.h"
 #include "services/router/policy.h"
 #include "services/router/prefix_feed.h"
+#include "services/router/recent_mean.h"
 #include "services/router/router_core.h"
 #include "services/router/session_calls.h"
+#include "services/router/usual_overhead.h"
 
 namespace deltamesh {
 
@@ -111,28 +113,12 @@ class RouterCore::Impl {
   RouterCore::Concluded concluded;
   FairQueue waiting;
   DrainRate drain;
-  double answer_tokens = 256;  // how long answers are, mostly of late
-  double answer_seconds = 0;   // and how long they take with their first token; 0: unknown
+  double answer_tokens = 256;                      // how long answers are, mostly of late
+  RecentMean answer_seconds, first_token_seconds;  // from the placement, and no try lost before
   PrefixFeed prefixes;
   SessionCalls sessions;
   double handoff_bytes_per_second = 0;  // learned; 0: unknown
-  // What first tokens take beyond what rates tell of: steps, messages and connections. The least of late; it
-  // follows what is more slowly.
-  struct Overhead {
-    std::optional<double> seconds;  // nothing: unknown
-
-    void Seen(double s) {
-      s = std::max(0.0, s);
-      seconds = !seconds || s < *seconds ? s : *seconds + (s - *seconds) / 64;
-    }
-    // Others went the other way: one slow token must not keep all from this one.
-    void Fade() {
-      if (seconds) *seconds *= 0.97;
-    }
-    // Until a way was gone it is taken for no quicker than the other.
-    double Or(const Overhead& other) const { return seconds.value_or(other.seconds.value_or(0)); }
-  };
-  Overhead handing_over, staying;
+  UsualOverhead handing_over, staying;
   uint32_t next_attempt = 1;
   uint64_t next_turn = 1;
   absl::Time time;  // of the call in progress
@@ -145,6 +131,8 @@ class RouterCore::Impl {
   void OnLanding(const Worker& from, const mesh::LandingGranted& message, absl::Time now);
   void OnHandoffResult(const Worker& from, const mesh::HandoffResult& message, absl::Time now);
   void OnPrefillFinished(const Worker& from, const mesh::PrefillFinished& message);
+  void LearnFirstToken(const RouterRequest& r, absl::Time now);
+  void LearnAnswer(const RouterRequest& r, absl::Time now);
   void OnOutput(const Worker& from, const mesh::SequenceOutput& output, absl::Time now);
   void OnRequestFailed(const Worker& from, const mesh::RequestFailed& message, absl::Time now);
   void OnPrefillGaveUp(RouterRequest& r, const absl::Status& why, absl::Time now);
@@ -202,13 +190,16 @@ class RouterCore::Impl {
       candidates.push_back({.load = &worker->load, .holding = holding, .cost = {}, .fetch = {}});
     }
   };
-  std::optional<Choice> ChoosePrefill(const RouterRequest& r, int64_t position);
-  // With `handoff`: the state comes from a prefill worker. Else only workers that hold a snapshot of the
-  // prompt, or with `anyone` all, compute what it lacks. Latents move for `hidden_seconds` while the
-  // prompt computes.
-  std::optional<Choice> ChooseDecode(const RouterRequest& r, int64_t position, bool handoff,
-                                     bool anyone, double hidden_seconds);
-  std::optional<Choice> Choose(Priced& priced);
+  std::optional<Choice> ChoosePrefill(const RouterRequest& r, int64_t position,
+                                      const MeanRates& rates);
+  struct DecodeWay {
+    bool handoff = false;       // the state comes from a prefill worker
+    bool anyone = false;        // else: also who holds nothing of the prompt may compute it
+    double hidden_seconds = 0;  // latents move for so long while the prompt computes
+  };
+  std::optional<Choice> ChooseDecode(const RouterRequest& r, int64_t position,
+                                     const MeanRates& rates, const DecodeWay& way);
+  std::optional<Choice> Choose(Priced& priced, const MeanRates& rates);
   // What a worker restores of the first `most` tokens, and what it could read for more.
   Holding Cached(const Worker& worker, const IndexMatch& match, int64_t most) const;
   // Fills fetch_from_.
@@ -275,7 +266,6 @@ class RouterCore::Impl {
   void KeepSession(RouterRequest& r, bool ended, absl::Time now);
   bool IsRunning(const SessionId& session) const;
 
-  MeanRates rates_;                    // of the try in progress
   Priced prefills_, decodes_, alone_;  // to hand over to, and to compute alone
   std::vector<FetchFrom> fetch_from_;  // of the last try, the deepest first
   DecisionCandidate scratch_;

@@ -148,8 +148,7 @@ void RouterCore::Impl::OnLanding(const Worker& from, const mesh::LandingGranted&
   if (r->prefill == 0) {
     LookUp(*r, now);
     FindFetchSources(*r);
-    rates_ = RatesNow();
-    const std::optional<Choice> other = ChoosePrefill(*r, r->handoff_tokens);
+    const std::optional<Choice> other = ChoosePrefill(*r, r->handoff_tokens, RatesNow());
     if (!other) {
       // The planned worker is gone and no other has room: plan the whole placement anew.
       Requeue(*r, now);
@@ -258,6 +257,13 @@ void RouterCore::Impl::OnPrefillFinished(const Worker& from, const mesh::Prefill
   if (r->phase == RequestPhase::kDecoding) ReleasePrefill(*r);
 }
 
+void RouterCore::Impl::LearnFirstToken(const RouterRequest& r, absl::Time now) {
+  if (r.handoff_failures > 0) return;  // most of it went into tries that were refused
+  const double seconds = absl::ToDoubleSeconds(now - r.placed);
+  first_token_seconds.Seen(seconds);
+  if (r.estimated) (r.handoff_tokens > 0 ? handing_over : staying).Seen(seconds - *r.estimated);
+}
+
 void RouterCore::Impl::OnOutput(const Worker& from, const mesh::SequenceOutput& output,
                                 absl::Time now) {
   RouterRequest* r = Find(output.request_id());
@@ -292,10 +298,7 @@ void RouterCore::Impl::OnOutput(const Worker& from, const mesh::SequenceOutput& 
     }
     Decision* d = r->delivered == 0 ? decisions.At(r->decision) : nullptr;
     if (d != nullptr) d->ttft_seconds = absl::ToDoubleSeconds(now - r->submitted);
-    if (r->delivered == 0 && r->estimated) {
-      Overhead& overhead = r->handoff_tokens > 0 ? handing_over : staying;
-      overhead.Seen(absl::ToDoubleSeconds(now - r->placed) - *r->estimated);
-    }
+    if (r->delivered == 0) LearnFirstToken(*r, now);
     r->delivered += count - known;
     if (!r->spec.session.empty()) {
       r->said.insert(r->said.end(), tokens.output.tokens().begin(), tokens.output.tokens().end());

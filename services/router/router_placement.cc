@@ -59,7 +59,7 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
   const int64_t block = BlockTokens();
   const int64_t position = (r.prompt_tokens() - 1) / block * block;
   LookUp(r, now);
-  rates_ = RatesNow();
+  const MeanRates rates = RatesNow();
   bool prefill_capable = false;
   std::optional<Choice> prefill, decode;
   prefills_.Start({});
@@ -73,19 +73,20 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
                          w->load.context_tokens >= position &&
                          static_cast<int64_t>(c.latent_blocks()) * block >= position;
     }
-    if (prefill_capable) prefill = ChoosePrefill(r, position);
+    if (prefill_capable) prefill = ChoosePrefill(r, position, rates);
   }
   if (prefill) {
     const CostParts& before = prefill->cost;  // its tokens hide no seconds
-    decode = ChooseDecode(r, position, /*handoff=*/true, /*anyone=*/true,
-                          before.measured ? before.compute : 0);
+    decode =
+        ChooseDecode(r, position, rates,
+                     {.handoff = true, .hidden_seconds = before.measured ? before.compute : 0});
   }
   // A decode worker that has the session may compute what is new sooner than it could be brought there.
   // So may one that has not, where computing takes less than moving the state: once both are known.
   std::optional<Choice> alone;
   if (!prefill_capable || options.disaggregation == Disaggregation::kPlanned) {
-    const bool anyone = !prefill_capable || (handoff_bytes_per_second > 0 && rates_.any > 0);
-    alone = ChooseDecode(r, position, /*handoff=*/false, anyone, 0);
+    const bool anyone = !prefill_capable || (handoff_bytes_per_second > 0 && rates.any > 0);
+    alone = ChooseDecode(r, position, rates, {.anyone = anyone});
   }
   const bool with_prefill =
       decode && (!alone || HandedOver(prefill->cost, decode->cost, decode->worker->load).total() <
@@ -267,8 +268,9 @@ MeanRates RouterCore::Impl::RatesNow() const {
   return rates;
 }
 
-std::optional<RouterCore::Impl::Choice> RouterCore::Impl::Choose(Priced& priced) {
-  Price(priced.candidates, priced.shape, rates_);
+std::optional<RouterCore::Impl::Choice> RouterCore::Impl::Choose(Priced& priced,
+                                                                 const MeanRates& rates) {
+  Price(priced.candidates, priced.shape, rates);
   const std::optional<size_t> best = Cheapest(priced.candidates, priced.shape);
   if (!best) return std::nullopt;
   const Candidate& c = priced.candidates[*best];
@@ -312,7 +314,8 @@ bool KeepAppends(int64_t prompt_tokens, Holding& holding) {
 }  // namespace
 
 std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const RouterRequest& r,
-                                                                        int64_t position) {
+                                                                        int64_t position,
+                                                                        const MeanRates& rates) {
   const int64_t block = BlockTokens();
   // The worker that failed last is taken only when no other has room.
   for (const bool avoid : {true, false}) {
@@ -330,7 +333,7 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const Ro
       holding.shared_blocks = Membership::Shared(*w, Restored(r, w->link));
       prefills_.Add(w, holding);
     }
-    if (auto chosen = Choose(prefills_)) return chosen;
+    if (auto chosen = Choose(prefills_, rates)) return chosen;
     if (r.avoid_prefill.empty()) break;
   }
   return std::nullopt;
@@ -338,39 +341,40 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const Ro
 
 std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const RouterRequest& r,
                                                                        int64_t position,
-                                                                       bool handoff, bool anyone,
-                                                                       double hidden_seconds) {
+                                                                       const MeanRates& rates,
+                                                                       const DecodeWay& way) {
   const int64_t block = BlockTokens(), reach = r.prompt_tokens() + r.spec.max_tokens;
-  Priced& priced = handoff ? decodes_ : alone_;
+  Priced& priced = way.handoff ? decodes_ : alone_;
   priced.Start({.affinity = r.affinity,
-                .compute_tokens = handoff ? r.prompt_tokens() - position : r.prompt_tokens(),
+                .compute_tokens = way.handoff ? r.prompt_tokens() - position : r.prompt_tokens(),
                 .blocks = CeilDiv(reach, block),
                 .context_tokens = reach,
                 .beside_answers = true,
-                .answer_seconds = answer_seconds});
+                .answer_seconds = answer_seconds.value(),
+                .first_token_seconds = first_token_seconds.value()});
   for (Worker* w : members.Alive(mesh::ROLE_DECODE)) {
     if (!members.CanCompute(*w)) continue;
     const auto found = r.held.find(w->link);
     const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;
     Holding holding;
-    if (handoff) {
+    if (way.handoff) {
       const mesh::Capacity& c = w->registration.capacity();
       const int64_t latents =
           std::max<int64_t>(position / block - WarmLatents(*w, match).value(), 0) *
           static_cast<int64_t>(c.block_bytes());
       holding.transfer_bytes = static_cast<int64_t>(c.slab_bytes()) + latents;
       holding.transfer_seconds =
-          MoveSeconds(holding.transfer_bytes) - std::min(MoveSeconds(latents), hidden_seconds);
+          MoveSeconds(holding.transfer_bytes) - std::min(MoveSeconds(latents), way.hidden_seconds);
     } else {
       holding = Cached(*w, match, position);
       AddFetches(*w, match, holding);
-      if (!anyone && match.snapshot.value() == 0 && !KeepAppends(r.prompt_tokens(), holding))
+      if (!way.anyone && match.snapshot.value() == 0 && !KeepAppends(r.prompt_tokens(), holding))
         continue;
     }
     holding.shared_blocks = Membership::Shared(*w, Restored(r, w->link));
     priced.Add(w, holding);
   }
-  return Choose(priced);
+  return Choose(priced, rates);
 }
 
 void RouterCore::Impl::SendStartDecode(const RouterRequest& r) {

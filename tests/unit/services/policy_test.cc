@@ -182,6 +182,21 @@ TEST(PolicyTest, EstimateByHand) {
   EXPECT_DOUBLE_EQ(CostOf(w, {}, 16), (50 + 10 + 100) / 32.0);
 }
 
+// What others wait counts as a share of the usual first token, not of this one, which may be a long prompt's.
+TEST(PolicyTest, AWaitOfOthersCountsByUsualTimes) {
+  WorkerLoad w = Load("a");
+  RequestShape request = Shape("x");
+  EXPECT_EQ(StallWeight(w, request, 3), 0) << "nobody waits";
+  w.resident = 4;
+  EXPECT_EQ(StallWeight(w, request, 3), 1) << "nobody knows how long answers take";
+  request.answer_seconds = 80;
+  EXPECT_DOUBLE_EQ(StallWeight(w, request, 3), 4 * 3 / 80.0);
+  request.first_token_seconds = 2;
+  EXPECT_DOUBLE_EQ(StallWeight(w, request, 3), 4 * 2 / 80.0);
+  w.resident = 4000;
+  EXPECT_EQ(StallWeight(w, request, 3), 1);
+}
+
 TEST(PolicyTest, TiesGoToMoreRoomThenSpreadByAStableHash) {
   std::vector<WorkerLoad> w = {Load("a"), Load("b"), Load("c")};
   w[2].slabs_free = 5;

@@ -1,6 +1,7 @@
 // Whether a prompt is handed over or computed where it is decoded: by order, and by estimate.
 #include <gtest/gtest.h>
 
+#include "services/router/usual_overhead.h"
 #include "tests/unit/services/router_harness.h"
 
 namespace deltamesh {
@@ -136,6 +137,25 @@ TEST_F(RouterDisaggregationTest, LongAnswersWaitRatherThanAFirstToken) {
   EXPECT_TRUE(HandsOver("many wait", 1500)) << "1 s, and at most as much again, against 1.5 s";
 }
 
+// It is the usual first token that the wait is a share of, not this request's.
+TEST_F(RouterDisaggregationTest, AWaitCountsByTheUsualFirstToken) {
+  Begin(Disaggregation::kPlanned);
+  Rates(1000, 1500);
+  HandOver("first", 200, 1e12, absl::Seconds(2));
+  ASSERT_TRUE(Submit("long answer", 10).ok());
+  Drain();
+  now += absl::Seconds(2);
+  Tokens(kDecode, "long answer", {5}, 0);
+  now += absl::Seconds(20);
+  Tokens(kDecode, "long answer", {5}, 1, mesh::SequenceOutput::STOP_TOKEN);
+  Drain();
+  // Answers take 12 s, first tokens 2; beyond computing 1.99 s pass alone and 1.8 s when handed over.
+  Rates(1000, 1500, 0, /*running=*/1);
+  EXPECT_FALSE(HandsOver("one waits", 1500)) << "1 s and 2 / 12 and 1.99 against 1.5 s and 1.8";
+  Rates(1000, 1500, 0, /*running=*/3);
+  EXPECT_TRUE(HandsOver("three wait", 1500)) << "1 s and 3 * 2 / 12 and 1.99 against 1.5 s and 1.8";
+}
+
 // So they do where prefill workers take the same processors, and handing over spares nobody.
 TEST_F(RouterDisaggregationTest, WithSharedProcessorsAHandOffSparesNobody) {
   Begin(Disaggregation::kPlanned, /*block_bytes=*/0, /*shared_processors=*/true);
@@ -201,6 +221,57 @@ TEST_F(RouterDisaggregationTest, WhatWasSlowOnceIsNotShunnedForever) {
   int tries = 0;
   while (tries < 200 && !HandsOver("long " + std::to_string(tries), 1500)) ++tries;
   EXPECT_LT(tries, 100);
+}
+
+TEST(UsualOverheadTest, IsTheMedianOfTheLastOnes) {
+  UsualOverhead overhead;
+  const UsualOverhead unknown;
+  EXPECT_EQ(overhead.Or(unknown), 0);
+  overhead.Seen(9);
+  EXPECT_EQ(overhead.Or(unknown), 9);
+  EXPECT_EQ(unknown.Or(overhead), 9) << "what was not tried is no quicker";
+  overhead.Seen(-1);
+  EXPECT_EQ(overhead.Or(unknown), 0) << "the lower of two, and never a gain";
+  for (const double seconds : {2.0, 4.0, 3.0}) overhead.Seen(seconds);
+  EXPECT_EQ(overhead.Or(unknown), 3) << "of -1, 2, 3, 4 and 9";
+  for (int i = 0; i < 32; ++i) overhead.Seen(i < 16 ? 5 : 7);
+  EXPECT_EQ(overhead.Or(unknown), 5) << "what came before 32 others is forgotten";
+}
+
+// A link that was slow for a while, and is taken seldom since.
+TEST(UsualOverheadTest, OneSampleAfterALongTimeIsBelieved) {
+  UsualOverhead overhead;
+  const UsualOverhead unknown;
+  for (int i = 0; i < 32; ++i) overhead.Seen(0.1);
+  for (int i = 0; i < 17; ++i) overhead.Seen(2);
+  EXPECT_EQ(overhead.Or(unknown), 2);
+  int fades = 0;
+  while (overhead.Or(unknown) > 0.2) {
+    overhead.Fade();
+    ++fades;
+  }
+  EXPECT_LT(fades, 1300);
+  overhead.Seen(0.1);
+  EXPECT_EQ(overhead.Or(unknown), 0.1);
+  for (int i = 0; i < 100; ++i) overhead.Fade();
+  overhead.Seen(2);
+  EXPECT_EQ(overhead.Or(unknown), 0.1) << "after a short one it is one of many";
+}
+
+// One hand-off in between must not make that way look free, however rare hand-offs are.
+TEST(UsualOverheadTest, FadesSlowlyWhenMuchIsKnownAndASampleEndsIt) {
+  UsualOverhead known, new_one;
+  const UsualOverhead unknown;
+  for (int i = 0; i < 32; ++i) known.Seen(1);
+  new_one.Seen(1);
+  for (int i = 0; i < 64; ++i) {
+    known.Fade();
+    new_one.Fade();
+  }
+  EXPECT_GT(known.Or(unknown), 0.85);
+  EXPECT_LT(new_one.Or(unknown), 0.05);
+  known.Seen(1);
+  EXPECT_EQ(known.Or(unknown), 1);
 }
 
 }  // namespace
