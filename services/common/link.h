@@ -16,7 +16,8 @@ struct LinkOptions {
   absl::Duration keepalive_time = absl::Seconds(2);  // ping when silent for this long
   absl::Duration keepalive_timeout = absl::Seconds(4);
   absl::Duration backoff_min = absl::Milliseconds(100);  // client: first and longest pause before
-  absl::Duration backoff_max = absl::Seconds(2);         // it dials again
+  absl::Duration backoff_max = absl::Seconds(2);         // it dials again; pauses begin anew after
+  absl::Duration lasting_min = absl::Seconds(5);         // a stream that lasted so long
 };
 
 }  // namespace deltamesh

@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
+#include "runtime/base/log.h"
+#include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
 #include "services/common/link_table.h"
 
@@ -97,11 +101,12 @@ class LinkClient::Stream final
     return true;
   }
 
-  // Waits until OnDone ran; true when the stream had been accepted by the router.
-  bool AwaitDone() {
+  // Waits until OnDone ran; how it ended when the router had never accepted it, else nothing.
+  std::optional<absl::Status> AwaitDone() {
     absl::MutexLock lock(&mu_);
     mu_.Await(absl::Condition(&done_));
-    return opened_;
+    if (opened_) return std::nullopt;
+    return status_;
   }
 
   void OnReadInitialMetadataDone(bool ok) override {
@@ -151,6 +156,8 @@ class LinkClient::Stream final
       shared_->events.closed(id_, std::move(reason));
     }
     absl::MutexLock lock(&mu_);
+    status_ =
+        absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
     done_ = true;
   }
 
@@ -194,6 +201,7 @@ class LinkClient::Stream final
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   bool release_after_write_ ABSL_GUARDED_BY(mu_) = false;
   bool done_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
 };
 
 // Keeps one stream to one target; a thread that mostly sleeps.
@@ -222,17 +230,27 @@ class LinkClient::Dialer {
  private:
   void Run() {
     auto stub = mesh::Mesh::NewStub(MakeChannel(target_, shared_->options));
-    absl::Duration pause = shared_->options.backoff_min;
+    const LinkOptions& o = shared_->options;
+    absl::Duration pause = o.backoff_min;
+    bool told = false;
     for (;;) {
       auto stream = NewStream();
       if (stream == nullptr) return;
+      const absl::Time began = absl::Now();
       stream->Begin(stub.get());
-      const bool opened = stream->AwaitDone();
-      if (opened) pause = shared_->options.backoff_min;
+      const std::optional<absl::Status> failed = stream->AwaitDone();
+      // One that the router soon ends, as that of a worker it refuses, would else come ten times a second.
+      if (!failed && absl::Now() - began >= o.lasting_min) pause = o.backoff_min;
       absl::MutexLock lock(&mu_);
+      if (failed && !told && !stop_) {
+        LogWarning(
+            "link.unreachable",
+            {{"router", target_}, {"reason", SafeMessage(*failed)}, {"retry", "until it answers"}});
+      }
+      told = failed.has_value();
       stream_ = nullptr;
       if (mu_.AwaitWithTimeout(absl::Condition(&stop_), pause)) return;
-      pause = std::min(pause * 2, shared_->options.backoff_max);
+      pause = std::min(pause * 2, o.backoff_max);
     }
   }
 

@@ -159,6 +159,22 @@ TEST_F(LinkTest, WorkerDialsUntilTheRouterIsThereAndAgainAfterItDied) {
   EXPECT_EQ(at_worker_.Next().kind, 'o');
 }
 
+// As of a worker that the router refuses, one of its name being newer or its model another.
+TEST_F(LinkTest, AStreamThatTheRouterSoonEndsIsDialledWithGrowingPauses) {
+  StartServer();
+  StartClient({server_->address()});
+  const absl::Time until = absl::Now() + absl::Milliseconds(1200);
+  int opened = 0;
+  while (absl::Now() < until) {
+    const Event event = at_router_.Next();
+    if (event.kind != 'o') continue;
+    ++opened;
+    links_->Close(event.link, Aborted("another took its place"));
+  }
+  EXPECT_GE(opened, 3);
+  EXPECT_LE(opened, 6) << "after 0, 0.1, 0.3, 0.7 and 1.5 s, and one that was awaited";
+}
+
 TEST_F(LinkTest, SeveralRouters) {
   StartServer();
   auto first = std::move(server_);
