@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <cstdio>
@@ -12,6 +13,7 @@
 
 #include "CLI/CLI.hpp"
 #include "runtime/base/cpu_list.h"
+#include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
 #include "services/common/flag_range.h"
 
@@ -37,6 +39,8 @@ absl::Status CheckRouter(const std::string& router) {
   return InvalidArgument("--router: \"%s\" has port 0; name the router's gRPC port", router);
 }
 
+bool IsNameByte(unsigned char c) { return c > 0x20 && c < 0x7F; }
+
 }  // namespace
 
 void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
@@ -44,10 +48,10 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
   app->add_option("--router", f->routers, "routers to register with: host:port[,host:port...]")
       ->delimiter(',')
       ->required();
-  app->add_option(
-      "--name", f->name,
-      "unique in the mesh; with a store it must be given, and stay the same after a restart "
-      "(default: role-host-pid)");
+  app->add_option("--name", f->name,
+                  "unique in the mesh, printable ASCII; with a store it must be given, and stay "
+                  "the same after a restart "
+                  "(default: role-host-pid)");
   app->add_option("--listen", f->listen, "gRPC address (health, reflection)")
       ->capture_default_str();
   app->add_option("--http", f->http, "HTTP address (/metrics, /healthz, /readyz)")
@@ -117,6 +121,17 @@ LogLevel ParseLogLevel(std::string_view name) {
   return LogLevel::kInfo;
 }
 
+absl::Status CheckProcessName(std::string_view name) {
+  if (name.size() > kNameBytesMax) {
+    return InvalidArgument("--name: %d bytes; use at most %d", name.size(), kNameBytesMax);
+  }
+  const auto odd = std::find_if_not(name.begin(), name.end(), IsNameByte);
+  if (odd == name.end()) return absl::OkStatus();
+  return InvalidArgument(
+      "--name: byte %d of \"%s\" is a blank, or not printable ASCII; leave it out",
+      odd - name.begin() + 1, SafeMessage(name));
+}
+
 absl::Status FinishWorkerFlags(std::string_view role, WorkerFlags* flags) {
   RETURN_IF_ERROR(CheckListen("--listen", flags->listen));
   RETURN_IF_ERROR(CheckListen("--http", flags->http));
@@ -145,10 +160,10 @@ absl::Status FinishWorkerFlags(std::string_view role, WorkerFlags* flags) {
     char host[256] = "host";
     gethostname(host, sizeof(host) - 1);
     flags->name = absl::StrFormat("%s-%s-%d", role, host, getpid());
+    std::replace_if(
+        flags->name.begin(), flags->name.end(), [](char c) { return !IsNameByte(c); }, '-');
   }
-  if (flags->name.size() > kNameBytesMax) {
-    return InvalidArgument("--name: %d bytes; use at most %d", flags->name.size(), kNameBytesMax);
-  }
+  RETURN_IF_ERROR(CheckProcessName(flags->name));
   for (const std::string& router : flags->routers) RETURN_IF_ERROR(CheckRouter(router));
   if (flags->packed_dir != "auto" && flags->packed_dir != "off" &&
       stat(flags->packed_dir.c_str(), &info) == 0 && !S_ISDIR(info.st_mode)) {

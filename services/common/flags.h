@@ -48,6 +48,9 @@ void NameInEnvironment(CLI::App* app);
 // One of the names AddWorkerFlags accepts; anything else is info.
 LogLevel ParseLogLevel(std::string_view name);
 
+// Names of workers and routers go into messages, logs and labels of metrics: printable ASCII without blanks.
+absl::Status CheckProcessName(std::string_view name);
+
 // Checks the flags before anything is loaded, fills in the default name and takes the CPUs: call before
 // threads are started.
 absl::Status FinishWorkerFlags(std::string_view role, WorkerFlags* flags);

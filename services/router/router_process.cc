@@ -217,6 +217,7 @@ absl::Status CheckBounds(const RouterOptions& core) {
 }
 
 absl::Status Run(RouterFlags flags, const SignalWaiter& signals) {
+  RETURN_IF_ERROR(CheckProcessName(flags.core.name));
   RETURN_IF_ERROR(CheckListen("--listen", flags.listen));
   RETURN_IF_ERROR(CheckListen("--http", flags.http));
   RETURN_IF_ERROR(CheckFileToWrite("--ports-file", flags.ports_file));

@@ -91,6 +91,12 @@ TEST_F(EarlyChecksTest, SoIsWhatEveryWorkerHas) {
   EXPECT_EQ(Finish(), "");
   flags.worker.name = std::string(257, 'n');
   EXPECT_THAT(Finish(), HasSubstr("--name: 257 bytes; use at most 256"));
+  for (const char* odd : {"a b", "a\xff", "a\033[1m", "a\xc3\xa9", "a\n"}) {
+    flags.worker.name = odd;
+    EXPECT_THAT(Finish(), HasSubstr("--name: byte 2 of \"a")) << odd;
+  }
+  flags.worker.name = "rack1/decode-0.mesh_A:8081";
+  EXPECT_EQ(Finish(), "");
   flags.worker.name = "n";
   flags.worker.packed_dir = In("file");
   EXPECT_THAT(Finish(), HasSubstr("--packed-dir: "));
