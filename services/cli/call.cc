@@ -9,6 +9,7 @@
 #include "deltamesh/v1/inference.grpc.pb.h"
 #include "runtime/base/status.h"
 #include "services/cli/terminal_text.h"
+#include "services/common/flag_range.h"
 
 namespace deltamesh {
 namespace {
@@ -36,7 +37,7 @@ void AddCallFlags(CLI::App* app, CallOptions* o) {
       ->envname("DELTAMESH_ROUTER")
       ->capture_default_str();
   app->add_option("--seconds", o->seconds, "longest wait for the whole answer")
-      ->check(CLI::PositiveNumber)
+      ->check(NumberIn(1e-3, 1e6, "seconds"))
       ->capture_default_str();
 }
 

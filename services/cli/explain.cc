@@ -14,6 +14,7 @@
 #include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
 #include "services/cli/terminal_text.h"
+#include "services/common/flag_range.h"
 
 namespace deltamesh {
 namespace {
@@ -163,10 +164,15 @@ std::string DescribeRequest(v1::RequestExplanation r) {
 }
 
 void AddExplainFlags(CLI::App* app, ExplainOptions* o) {
+  // An unset variable of a script must not ask for another request, the last one.
+  const CLI::Validator given([](const std::string& id) { return id.empty() ? "is empty" : ""; },
+                             "");
   app->add_option("request", o->request_id,
-                  "the request: its X-Request-Id, or the client's name of it (default: the last)");
+                  "the request: its X-Request-Id, or the client's name of it (default: the last)")
+      ->check(given);
   app->add_option("--trace", o->trace_id,
-                  "instead of a request: the trace, as 32 hex digits of its clients' traceparent");
+                  "instead of a request: the trace, as 32 hex digits of its clients' traceparent")
+      ->check(given);
   app->add_option("--router", o->router, "host:port of the router's gRPC port")
       ->envname("DELTAMESH_ROUTER")
       ->capture_default_str();
@@ -175,7 +181,7 @@ void AddExplainFlags(CLI::App* app, ExplainOptions* o) {
       ->capture_default_str();
   app->add_flag("--json", o->json, "one JSON object a line, as in operations.proto");
   app->add_option("--seconds", o->seconds, "longest wait for the answer")
-      ->check(CLI::PositiveNumber)
+      ->check(NumberIn(1e-3, 1e6, "seconds"))
       ->capture_default_str();
 }
 

@@ -51,6 +51,12 @@ class HelpTest(unittest.TestCase):
             self.assertRegex(first, rf'^{flag}: "{odd}" is .*; use [0-9.e,-]+ to [0-9.e,+]+ [A-Za-z]')
             self.assertLess(len(first), 120, said)
 
+    def test_explain_takes_no_empty_id_and_no_odd_time(self):
+        for odd in (["--trace", ""], [""], ["--seconds=nan"], ["--seconds=0"]):
+            done = subprocess.run([BINARY, "explain", *odd], capture_output=True, text=True, timeout=30)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertRegex(done.stderr, r"^(--trace: is empty|request: is empty|--seconds: )")
+
     def test_environment_is_read_and_the_command_line_wins(self):
         model = os.path.join(GOLDEN, "kimi_k3_tiny")
         with tempfile.TemporaryDirectory() as folder:
@@ -84,6 +90,7 @@ class HelpTest(unittest.TestCase):
                 self.assertIn("is not a folder", failure(*worker, "--name=w", f"--store-dir={plain}"))
                 self.assertIn("--ports-file", failure(*worker, "--ports-file=nowhere/ports"))
             self.assertIn("--router", failure("expert", "--router=localhost"))
+            self.assertIn("--name: byte 2 of", failure("router", "--listen=127.0.0.1:0", "--name=a b"))
             said = failure("router", "--listen=127.0.0.1:0", "--http=127.0.0.1:0", "--live-requests=4",
                            "--waiting-requests=9")
             self.assertIn("--waiting-requests: 9 is above --live-requests, 4", said)
