@@ -79,6 +79,31 @@ class FetchRefusalTest : public MeshFetchTest {
 
 INSTANTIATE_TEST_SUITE_P(Families, FetchRefusalTest, ::testing::Values("kimi_k3", "kimi_linear"));
 
+// What a worker is told to fetch may have come meanwhile: it says so, and nobody counts a fetch.
+TEST_P(FetchRefusalTest, WhatIsThereAlreadyIsNotFetched) {
+  ClientRequest turn = Prepare();
+  mesh::FetchSource source;
+  WhenAsked([&](mesh::FetchSource& asked) { source = asked; });
+  AskCompared(mesh_, Golden(GetParam()), turn);
+  ASSERT_EQ(Results(mesh_, "OK"), 1u);
+  mesh_.SetHeard([&](const std::string&, mesh::RouterMessage& message) {
+    if (message.has_start_decode()) *message.mutable_start_decode()->mutable_fetch() = source;
+  });
+  int said = 0;
+  mesh_.SetLost([&](const std::string& from, mesh::WorkerMessage& message) {
+    if (message.has_heartbeat() && from == holder_) message.mutable_heartbeat()->set_draining(true);
+    said += message.has_fetch_result() && message.fetch_result().not_needed();
+    return false;
+  });
+  turn.request_id = "again";
+  EXPECT_GE(AskCompared(mesh_, Golden(GetParam()), turn).usage.cached_tokens, kHeld);
+  EXPECT_EQ(said, 1);
+  EXPECT_EQ(Results(mesh_, "OK"), 1u);
+  EXPECT_EQ(mesh_.router().counters().fetch_results.size(), 1u);
+  EXPECT_EQ(Sample(mesh_.decode(Other(holder_)).Metrics(), "fetches_total", "OK"), 1);
+  EXPECT_EQ(Explained(mesh_, "again").fetch_refusal, "");
+}
+
 TEST_P(FetchRefusalTest, AFlippedByte) {
   const ClientRequest turn = Prepare();
   mesh_.network().SetFault([n = std::make_shared<int>(0)](const InprocMessage& m) {
