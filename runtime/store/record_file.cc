@@ -13,6 +13,7 @@ namespace {
 
 constexpr char kMagic[] = "DMRECRD\n";
 constexpr int64_t kFixedBytes = 32;
+constexpr char kForeignPayload[] = "deltamesh.store.foreign-record";
 
 bool Plain(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' ||
@@ -180,9 +181,15 @@ absl::Status CheckReplaceable(std::string_view name, const absl::StatusOr<std::s
   const std::optional<StoreRefusal> refusal = RefusalOf(there.status());
   if (!refusal) return there.status();
   if (!IsForeign(*refusal)) return absl::OkStatus();
-  return FailedPrecondition(
+  absl::Status status = FailedPrecondition(
       "record \"%s\": what is stored is of another format (%s); it is left as it is", name,
       ToStd(there.status().message()));
+  status.SetPayload(kForeignPayload, absl::Cord("1"));
+  return status;
+}
+
+bool IsForeignRecord(const absl::Status& status) {
+  return status.GetPayload(kForeignPayload).has_value();
 }
 
 }  // namespace deltamesh

@@ -55,5 +55,7 @@ absl::StatusOr<std::string> ReadRecord(ByteReader& reader, std::string_view name
 // FAILED_PRECONDITION for one of another format, ABORTED for one that `stays`, other errors as they are.
 absl::Status CheckReplaceable(std::string_view name, const absl::StatusOr<std::string>& there,
                               const RecordStays& stays);
+// Whether it refused because of what is stored, which does not pass by itself.
+bool IsForeignRecord(const absl::Status& status);
 
 }  // namespace deltamesh

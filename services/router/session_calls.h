@@ -82,6 +82,7 @@ class SessionCalls {
     uint64_t stores = 0;   // that had joined then
     absl::Status refused;  // a record was, the last one
     std::string lost;      // a worker that did not answer
+    std::string partial;   // a worker that could read only a part of its store
     uint64_t version = 0;  // kWriting: of the entry
     uint64_t stamp = 0;    // kWriting: of the record
     std::optional<mesh::SessionRecord> record;

@@ -39,6 +39,7 @@ void SessionCalls::Read(Call& call, Phase phase, const SessionId& session, absl:
   call.phase_end = now + options_->session_read_max;
   call.refused = absl::OkStatus();
   call.lost.clear();
+  call.partial.clear();
   call.waiting = false;
   call.record.reset();
   call.newest = follower_.NewestStored(session);
@@ -70,6 +71,7 @@ void SessionCalls::OnRead(Call& call, const Worker& from, const mesh::SessionRep
                         "new_session: \"%s\" is suspended; use another name, or set replace",
                         call.spec.target_name)));
     }
+    if (reply.partial()) call.partial = from.load.name;
     // Workers that share no folder may hold records of several suspensions.
     if (!call.record || call.record->suspended_unix_ns() < reply.record().suspended_unix_ns()) {
       call.record = reply.record();
@@ -120,6 +122,15 @@ void SessionCalls::ReadEnded(Call& call, absl::Time now) {
             "session: what was last said in \"%s\" was lost, and what stores have of it is older; "
             "begin the session anew, or raise --sessions and --session-mib",
             call.spec.name)));
+  }
+  const uint64_t stamp = found ? call.record->suspended_unix_ns() : 0;
+  if (found && !call.partial.empty() && (call.newest == 0 || stamp < call.newest)) {
+    return Refuse(call, SessionRefusal::kLost,
+                  WithRetryAfter(
+                      Unavailable("worker \"%s\" could read only a part of its store, and the rest "
+                                  "may have a newer record of session \"%s\"; call again",
+                                  call.partial, call.spec.name),
+                      kComeAgain));
   }
   if (found && !CheckNewest(call, now)) return;
   if (found) return Found(call, now);

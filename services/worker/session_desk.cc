@@ -112,7 +112,10 @@ void SessionDesk::OnDone(SessionStoreDone done) {
   if (!status.ok()) {
     Fail(command.link, command.reply.call(), status);
   } else {
-    if (command.message.has_read()) command.reply.set_tier(done.tier);
+    if (command.message.has_read()) {
+      command.reply.set_tier(done.tier);
+      command.reply.set_partial(done.partial);
+    }
     if (command.message.has_load()) {
       command.reply.set_position(static_cast<uint64_t>(done.blocks * kPrefixBlockTokens));
       command.reply.set_bytes(done.bytes);

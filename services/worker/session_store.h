@@ -17,10 +17,11 @@ namespace deltamesh {
 struct SessionStoreDone {
   uint64_t ticket = 0;
   absl::Status status;
-  int64_t blocks = 0;   // of the state that was written or is in memory now; 0: there was none
-  uint64_t bytes = 0;   // written or read
-  std::string tier;     // it went to or came from: "memory", "disk", "object store"
-  std::string content;  // of GetRecord
+  int64_t blocks = 0;    // of the state that was written or is in memory now; 0: there was none
+  uint64_t bytes = 0;    // written or read
+  std::string tier;      // it went to or came from: "memory", "disk", "object store"
+  std::string content;   // of GetRecord
+  bool partial = false;  // of it: a tier could not be asked that may have a newer one
 };
 
 class SessionStore {
@@ -35,7 +36,8 @@ class SessionStore {
   // The content is a serialised mesh::SessionRecord. ABORTED: a newer one is stored.
   virtual void PutRecord(uint64_t ticket, const std::string& name, std::string content) = 0;
   // The newest of all tiers'. NOT_FOUND: no tier has one. DATA_LOSS: it is damaged. FAILED_PRECONDITION: it
-  // is of another format. UNAVAILABLE: a tier could not be asked, and no other has one.
+  // is of another format. UNAVAILABLE: a tier could not be asked, and no other has one; where one
+  // has, `partial` says so.
   virtual void GetRecord(uint64_t ticket, const std::string& name) = 0;
   // What ended since the last call.
   virtual std::vector<SessionStoreDone> TakeDone() = 0;

@@ -33,6 +33,17 @@ absl::Status AskerStatus(const absl::Status& status, const char* tier) {
   return IsForeign(*refusal) ? FailedPrecondition("%s: %s", tier, MessageOf(status)) : status;
 }
 
+// A tier that may have a record and did not say.
+bool IsUnknown(const absl::StatusOr<std::string>& content) {
+  return absl::IsUnavailable(AskerStatus(content.status(), ""));
+}
+
+// It is damaged, or what would be replaced is another version's: trying again is no use. Anything else passes,
+// as credentials that ran out, a clock that was wrong or too many open files do.
+bool IsForGood(const absl::Status& status) {
+  return RefusalOf(status) || absl::IsInvalidArgument(status) || IsForeignRecord(status);
+}
+
 // The worse of two ways not to have a record: what is not known may be there.
 absl::Status Worse(const absl::Status& a, const absl::Status& b) {
   if (absl::IsUnavailable(a) || absl::IsNotFound(b)) return a;
@@ -117,6 +128,7 @@ void StateTier::EndGetRecord(uint64_t ticket, const std::string& name, Contents 
   done.content = *std::move(disk_is_newer ? disk : objects);
   done.bytes = done.content.size();
   done.tier = disk_is_newer ? "disk" : "object store";
+  done.partial = IsUnknown(disk) || IsUnknown(objects);
   Answer(std::move(done));
 }
 
@@ -161,19 +173,20 @@ void StateTier::SendRecords(absl::Time now) {
     };
     return [this, name, status = send()] {
       sending_ = false;
-      // ABORTED: a newer one is there by now. What can never be sent is given up until it is read again.
-      if (absl::IsUnavailable(status) || absl::IsResourceExhausted(status)) {
-        ++counts_.uploads_failed;
-        send_from_ = name;
-        const bool round_ends = unsent_.upper_bound(name) == unsent_.end();
-        if (absl::IsUnavailable(status) || round_ends) send_at_ = now_ + options_.retry_after;
+      if (status.ok() || absl::IsAborted(status)) {  // ABORTED: a newer one is there by now
+        unsent_.erase(name);
         return;
       }
-      if (!status.ok() && !absl::IsAborted(status)) {
+      ++counts_.uploads_failed;
+      if (IsForGood(status)) {
         LogWarning("store.record", {{"record", name}, {"error", status.ToString()}});
         if (unsendable_.size() < kUnsentMax) unsendable_.insert(name);
+        unsent_.erase(name);
+        return;
       }
-      unsent_.erase(name);
+      send_from_ = name;
+      const bool round_ends = unsent_.upper_bound(name) == unsent_.end();
+      if (!absl::IsResourceExhausted(status) || round_ends) send_at_ = now_ + options_.retry_after;
     };
   });
 }

@@ -18,6 +18,7 @@ struct MemoryBucket {
   std::map<std::string, std::string> objects;
   std::string refuses;  // calls of names that begin so; "": all, with `down`
   bool down = false;
+  absl::Status as = Unavailable("answer 503");  // what calls get then
   int64_t calls = 0;
   std::function<void()> before_put_if;  // once: what another worker does just then
   absl::Duration opening;               // how long Open takes
@@ -79,7 +80,7 @@ class MemoryObjects final : public ObjectStore {
   absl::Status Asked(const std::string& name) const {
     ++bucket_->calls;
     if (!bucket_->down || !name.starts_with(bucket_->refuses)) return absl::OkStatus();
-    return Unavailable("%s: answer 503", name);
+    return Annotate(bucket_->as, name);
   }
 
   MemoryBucket* const bucket_;

@@ -73,6 +73,37 @@ TEST_F(StateTierFaultsTest, AnOlderRecordInTheBucketDoesNotHideANewerOneOnDisk) 
   EXPECT_EQ(StampOf(Get(*t)), 30u);
 }
 
+// The bucket may have the record of another worker, and does not say.
+TEST_F(StateTierFaultsTest, ARecordOfOneTierIsCalledAPartWhileTheOtherIsDown) {
+  auto t = Engine("one");
+  EXPECT_TRUE(Put(*t, 10).status.ok());
+  EXPECT_FALSE(Get(*t).partial);
+  EXPECT_TRUE(Put(*Engine("other"), 30).status.ok());
+  bucket_.down = true;
+  const SessionStoreDone done = Get(*t);
+  EXPECT_EQ(StampOf(done), 10u);
+  EXPECT_TRUE(done.partial);
+  bucket_.down = false;
+  EXPECT_EQ(StampOf(Get(*t)), 30u);
+  EXPECT_FALSE(Get(*Engine("empty")).partial) << "a disk without it has said so";
+}
+
+// As of credentials that ran out: the record is not given up.
+TEST_F(StateTierFaultsTest, WhatWasRefusedOnceIsSentWhenThatHasPassed) {
+  auto t = Engine("one");
+  EXPECT_EQ(Put(*t, 10).tier, "object store");
+  bucket_.down = true;
+  bucket_.refuses = "records/";
+  bucket_.as = absl::FailedPreconditionError("ExpiredToken");
+  EXPECT_EQ(Put(*t, 20).tier, "disk");
+  t->Settle(absl::Seconds(2));
+  EXPECT_GE(t->Metric("store_unwritten_total", "upload"), 1);
+  bucket_.down = false;
+  t->Settle(absl::Seconds(11));
+  t->Settle(absl::Seconds(2));
+  EXPECT_EQ(StampOf(Get(*Engine("other"))), 20u);
+}
+
 // The process ends before it could send the record: the next one on the machine does.
 TEST_F(StateTierFaultsTest, WhatWasNotSentIsSentAfterARestart) {
   {
