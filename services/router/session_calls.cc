@@ -20,6 +20,12 @@ absl::Status Running(const std::string& name) {
       "session: a turn of \"%s\" is being answered; wait for its end or cancel it", name);
 }
 
+// Nothing was written. After any other error it may have been, if the answer only was lost.
+bool IsRefused(const absl::Status& written) {
+  return absl::IsResourceExhausted(written) || absl::IsFailedPrecondition(written) ||
+         absl::IsInvalidArgument(written) || absl::IsAborted(written);
+}
+
 absl::Status Suspending(const std::string& name) {
   return FailedPrecondition("session: \"%s\" is being suspended; call again when it is", name);
 }
@@ -244,6 +250,10 @@ void SessionCalls::OnWritten(Call& call, const Worker& from, const mesh::Session
                              absl::Time now) {
   if (reply.code() != 0) {
     const absl::Status status = SessionStatusOf(reply, from.load.name);
+    const Session* known = table_.Find(call.spec.session);
+    if (known != nullptr && !known->record && !IsRefused(status)) {
+      table_.SetRecord(call.spec.session, {call.stamp, 0, "", from.load.name});
+    }
     follower_.Changed(call.spec.session, now);
     return Refuse(
         call, SessionRefusal::kStore,

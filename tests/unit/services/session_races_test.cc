@@ -63,6 +63,45 @@ TEST_F(SessionRacesTest, AResumeSeesThatTheSessionIsBeingSuspended) {
             "is\n");
 }
 
+// The record may be there although the worker could not say so: it follows the session, and is never what a
+// later turn is answered from.
+TEST_F(SessionRacesTest, ARecordThatMayHaveBeenWrittenFollowsItsSession) {
+  for (const bool refused : {false, true}) {
+    Start(8);
+    Begin("s", 20);
+    Reply(kDecode, 1, kNone);
+    EXPECT_EQ(Call(Kind::kSuspend, "s"), "2 <- Suspend 2 tokens=21\n");
+    const std::string said =
+        Reply(kDecode, 2, refused ? kFull : absl::UnavailableError("no answer"));
+    EXPECT_THAT(said, HasSubstr("stays in memory"));
+    now += absl::Seconds(5);
+    core->Tick(now);
+    EXPECT_EQ(said.find("Suspend 3") != said.npos || Drain().find("Suspend 3") != std::string::npos,
+              !refused);
+  }
+}
+
+// A worker whose bucket is down has an older record on its disk: the newest may be in the bucket.
+TEST_F(SessionRacesTest, APartOfAStoreIsNotBelieved) {
+  const auto read = [&](uint64_t call, uint64_t stamp, bool partial) {
+    return Reply(kDecode, call, {}, [&](mesh::SessionReply* reply) {
+      reply->set_partial(partial);
+      *reply->mutable_record() = Record("s", 30, 0);
+      reply->mutable_record()->set_suspended_unix_ns(stamp);
+    });
+  };
+  Call(Kind::kResume, "s");
+  EXPECT_THAT(read(1, 10, true), HasSubstr("UNAVAILABLE: worker \"d1\" could read only a part"));
+  Call(Kind::kResume, "s");
+  EXPECT_THAT(read(2, 10, true), HasSubstr("UNAVAILABLE")) << "what was refused is not noted";
+  Call(Kind::kGet, "s");
+  EXPECT_THAT(read(3, 20, false), HasSubstr("session c: 30 tokens"));
+  Call(Kind::kGet, "s");
+  EXPECT_THAT(read(4, 10, true), HasSubstr("UNAVAILABLE")) << "a newer one is known";
+  Call(Kind::kGet, "s");
+  EXPECT_THAT(read(5, 20, true), HasSubstr("session c: 30 tokens")) << "it is the newest known";
+}
+
 TEST_F(SessionRacesTest, WhatWasSuspendedMeanwhileIsReadAgain) {
   JoinWithStore(kPrefill, "p1", mesh::ROLE_PREFILL);
   EXPECT_EQ(Call(Kind::kResume, "s"), "2 <- Read 1\n1 <- Read 1\n");
