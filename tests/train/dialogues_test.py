@@ -211,6 +211,9 @@ class Dialogues(unittest.TestCase):
         self.assertGreater(several, 150)
         self.assertGreater(min(map(len, names.values())), 100)
         self.assertFalse(names[False] & names[True])
+        for form in (r"^[A-Z]", r"[a-z][A-Z]", r"[A-Z]{2}", r"-", r"\.", r"_", r"\d$", r"^[a-z]+$"):
+            for side in names.values():
+                self.assertTrue(any(re.search(form, name) for name in side), form)
 
     def test_a_name_is_the_same_tokens_wherever_it_stands(self):
         """Except where it begins like a frequent word."""

@@ -175,7 +175,7 @@ class Recipe(unittest.TestCase):
                 return max(busiest.values())
 
             before = worst()
-            trainer.settle(stage, batches=8)
+            trainer.settle(stage, batches=16)
             self.assertGreater(before, 1.5)
             self.assertLess(worst(), 1.3)
 
@@ -205,6 +205,8 @@ class Recipe(unittest.TestCase):
             other = models.dataclasses.replace(SMALL, rotate=True)
             with self.assertRaisesRegex(SystemExit, "architecture"):
                 train.Trainer(folder, 1, stages, 1024, other)
+            with self.assertRaisesRegex(SystemExit, "was made with --products bfloat16; use that"):
+                train.Trainer(folder, 1, stages, 1024, SMALL, low=torch.float32)
 
     def test_stopped_while_settling_a_run_settles_again(self):
         stages = [recipe.Stage("copy", 3 * 1024, {128: 1.0}, first=True)]
@@ -295,10 +297,10 @@ class Recipe(unittest.TestCase):
             parts = [model(part, state=state)[0] for part in (tokens[:, :37], tokens[:, 37:])]
         self.assertLess(float((torch.cat(parts) - whole).abs().max()), 1e-4)
 
-    def test_attention_over_blocks_is_causal_attention(self):
+    def test_attention_is_causal_and_its_values_may_be_narrower(self):
         torch.manual_seed(0)
-        q, k, v = (torch.randn(2, 600, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
-        o = models.Attention.apply(q, k, v, 0.5)
+        q, k, v = (torch.randn(2, 600, n, dtype=torch.float64, requires_grad=True) for n in (8, 8, 5))
+        o = models.attention(q, k, v, 0.5)
         scores = (q @ k.transpose(1, 2) * 0.5).masked_fill(
             torch.ones(600, 600).triu(1).bool(), float("-inf")
         )

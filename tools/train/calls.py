@@ -104,6 +104,7 @@ RESULTS = [
 
 
 def _abbreviation(rng):
+    """Of either side: what is held out is the word that stands in a name beside it."""
     letters = "".join(rng.choice("bcdfghjklmnpqrstvwxz") for _ in range(rng.randint(2, 4)))
     return letters.upper() if rng.random() < 0.4 else letters
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import kda
 import mxfp4
-from attention import Attention
+from attention import attention
 from experts import Combine, Dispatch, Plan, balanced_bias
 
 EPS, LATENT_EPS, L2_EPS = 1e-5, 1e-6, 1e-6
@@ -307,7 +307,7 @@ class Mla(nn.Module):
             q = torch.cat([q[..., : z.nope], rotated(q[..., z.nope :], past)], -1)
         scale = (z.nope + z.rope) ** -0.5
         if c.state is None:
-            o = Attention.apply(flat(q), flat(k), flat(v), scale)
+            o = attention(flat(q), flat(k), flat(v), scale)
         else:
             o = self.cached(flat(q), flat(k), flat(v), scale, past)
         o = o.view(c.batch, z.heads, c.time, z.vdim).transpose(1, 2).reshape(x.shape[0], -1)

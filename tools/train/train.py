@@ -69,6 +69,11 @@ class Trainer:
         self.latest = os.path.join(run, "latest.pt")
         if os.path.exists(self.latest):
             saved = torch.load(self.latest, weights_only=False)
+            if saved.get("products", "bfloat16") != str(low).removeprefix("torch."):
+                raise SystemExit(
+                    f"train: {self.latest} was made with --products {saved.get('products', 'bfloat16')}; use "
+                    "that, or another --run"
+                )
             if saved["seed"] != seed:
                 raise SystemExit(
                     f"train: {self.latest} was made with --seed {saved['seed']}; use that, or another --run"
@@ -92,6 +97,7 @@ class Trainer:
                 "step": self.step,
                 "tokens": self.tokens,
                 "seed": self.seed,
+                "products": str(self.low).removeprefix("torch."),
                 "size": dataclasses.asdict(self.model.z),
             },
             path + ".partial",
@@ -220,6 +226,12 @@ def main():
     )
     p.add_argument("--rotate", action="store_true", help="rotary positions in full attention, to compare")
     p.add_argument("--comparison", action="store_true", help="the shorter stages for comparing architectures")
+    p.add_argument(
+        "--products",
+        choices=["bfloat16", "float32"],
+        default="bfloat16",
+        help="what the big matrix products are made in; float32 is quicker on a CPU without AMX",
+    )
     p.add_argument("--until-step", type=int, help="stop after this step; the stages go on another time")
     p.add_argument("--no-compile", action="store_true", help="start at once, run slower")
     a = p.parse_args()
@@ -232,7 +244,8 @@ def main():
     size = models.Size(rotate=a.rotate)
     if a.full is not None:
         size.full = tuple(a.full)
-    trainer = Trainer(a.run, a.seed, recipe.COMPARISON if a.comparison else None, size=size)
+    low = getattr(torch, a.products)
+    trainer = Trainer(a.run, a.seed, recipe.COMPARISON if a.comparison else None, size=size, low=low)
     trainer.yielding = a.threads == 0
 
     def stop(*_):
