@@ -217,7 +217,7 @@ std::shared_ptr<GrpcCall::Events> InferenceService::TakeTokenize(const Call& cal
       call, [this, call, count_only](const grpc::ByteBuffer& bytes) {
         if (!pool_->Takes(bytes.Length())) return Encode(call, bytes, count_only);
         const absl::Status status =
-            pool_->Post([this, call, bytes, count_only] { Encode(call, bytes, count_only); });
+            pool_->PostAside([this, call, bytes, count_only] { Encode(call, bytes, count_only); });
         if (!status.ok()) Refuse(*call, status);
       });
 }

@@ -169,6 +169,7 @@ class RouterProcess {
         {"logprobs_max", std::to_string(flags_.front.logprobs_max)},
         {"encode_threads", std::to_string(flags_.encode.threads)},
         {"encode_queue_max", std::to_string(flags_.encode.queue_max)},
+        {"encode_aside_max", std::to_string(flags_.encode.aside_max)},
         {"encode_inline_bytes_max", std::to_string(flags_.encode.inline_bytes_max)},
         {"mailbox_max", std::to_string(RouterServerOptions{}.mailbox_max)},
         {"link_queue_max", std::to_string(LinkOptions{}.queue_max)},
