@@ -265,7 +265,7 @@ absl::Status DiskStore::MakeRoom(int64_t bytes, std::span<const PrefixKey> keep)
     absl::MutexLock lock(&mu_);
     stats_.bytes = used;
   }
-  if (used + bytes > options_.bytes_max) {
+  if (bytes > 0 && used + bytes > options_.bytes_max) {
     return ResourceExhausted(
         "%d bytes are needed and %d of %d are held by records, files being written and "
         "files that cannot be removed; raise --store-gib",
@@ -274,8 +274,9 @@ absl::Status DiskStore::MakeRoom(int64_t bytes, std::span<const PrefixKey> keep)
   return absl::OkStatus();
 }
 
-absl::StatusOr<TemporaryFile> DiskStore::MakeFile(int64_t bytes, std::span<const PrefixKey> keep) {
-  RETURN_IF_ERROR(MakeRoom(bytes, keep));
+absl::StatusOr<TemporaryFile> DiskStore::MakeFile(int64_t bytes, int64_t growth,
+                                                  std::span<const PrefixKey> keep) {
+  RETURN_IF_ERROR(MakeRoom(growth, keep));
   for (;;) {
     absl::StatusOr<TemporaryFile> file = folder_->Create(bytes, clock_->Now());
     // Others filled the disk: the bound that the folder was given is not to be had.
@@ -321,7 +322,8 @@ absl::StatusOr<PutResult> DiskStore::PutOnce(const StateSource& source) {
   const std::string encoded = EncodeStateHeader(header);
   const auto reserve = [&]() -> absl::StatusOr<TemporaryFile> {
     ASSIGN_OR_RETURN(const FolderLock lock, folder_->Lock());
-    return MakeFile(header.file_bytes(), {&cover.file, cover.blocks > 0 ? size_t{1} : 0});
+    return MakeFile(header.file_bytes(), header.file_bytes(),
+                    {&cover.file, cover.blocks > 0 ? size_t{1} : 0});
   };
   ASSIGN_OR_RETURN(TemporaryFile file, reserve());
   RETURN_IF_ERROR(file.Write(StatePieces(source, encoded, cover.blocks)));

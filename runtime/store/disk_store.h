@@ -1,5 +1,5 @@
 // Snapshots and records in a folder that the processes of a machine share: everyone reads everything, files
-// appear whole, and the folder never holds more than the bound.
+// appear whole, and the folder never holds more than the bound, but for a record while it replaces another.
 //
 // Names: KEY.state with the key as 32 hex digits, NAME.record with NAME as RecordFileName. Whoever writes
 // takes the folder's lock twice for a moment: to make room and reserve it, and to give the file its name
@@ -38,7 +38,7 @@ namespace deltamesh {
 
 struct DiskStoreOptions {
   std::string folder;
-  int64_t bytes_max = 0;  // of all files together, those being written included
+  int64_t bytes_max = 0;  // of all files together, those being written included but as above
   StateIdentity identity;
   int64_t records_max = kStoreRecordsDefault;
   int64_t records_bytes_max = int64_t{1} << 30;  // within bytes_max
@@ -112,11 +112,13 @@ class DiskStore {
   // Whether an index has this very file; forgets another one of its name.
   bool Known(const FolderEntry& entry, const PrefixKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Learn(const FolderEntry& entry, const PrefixKey& key);
-  // Under the folder's lock: removes files until `bytes` more fit.
+  // Under the folder's lock: removes files until `bytes` more fit; none more always do.
   absl::Status MakeRoom(int64_t bytes, std::span<const PrefixKey> keep);
-  // The same, and a file for them; on a full disk states go until it fits.
-  absl::StatusOr<TemporaryFile> MakeFile(int64_t bytes, std::span<const PrefixKey> keep);
-  absl::Status CheckRecordRoom(std::string_view name, int64_t bytes) const;
+  // The same for `growth`, and a file of `bytes`; on a full disk states go until it fits.
+  absl::StatusOr<TemporaryFile> MakeFile(int64_t bytes, int64_t growth,
+                                         std::span<const PrefixKey> keep);
+  // RecordRoom's growth, if there is room.
+  absl::StatusOr<int64_t> CheckRecordRoom(std::string_view name, int64_t bytes) const;
   bool EvictOneState(std::span<const PrefixKey> keep, int64_t* used);
   absl::StatusOr<std::string> ReadRecordFile(std::string_view name) const;
   absl::Status WriteRecord(std::string_view name, const std::string& bytes,

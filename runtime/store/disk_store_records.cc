@@ -28,7 +28,7 @@ int64_t DiskStore::CountRecords(const std::vector<FolderEntry>& entries) {
   });
 }
 
-absl::Status DiskStore::CheckRecordRoom(std::string_view name, int64_t bytes) const {
+absl::StatusOr<int64_t> DiskStore::CheckRecordRoom(std::string_view name, int64_t bytes) const {
   ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, folder_->List());
   RecordRoom room{.records_max = options_.records_max,
                   .bytes_max = std::min(options_.records_bytes_max, options_.bytes_max),
@@ -46,7 +46,8 @@ absl::Status DiskStore::CheckRecordRoom(std::string_view name, int64_t bytes) co
     ++room.group_records;
     room.group_bytes += entry.bytes;
   }
-  return deltamesh::CheckRecordRoom(name, bytes, room);
+  RETURN_IF_ERROR(deltamesh::CheckRecordRoom(name, bytes, room));
+  return room.growth(bytes);
 }
 
 absl::StatusOr<std::string> DiskStore::ReadRecordFile(std::string_view name) const {
@@ -60,8 +61,8 @@ absl::Status DiskStore::WriteRecord(std::string_view name, const std::string& by
   const absl::StatusOr<std::string> there = ReadRecordFile(name);
   RETURN_IF_ERROR(CheckReplaceable(name, there, stays));
   const auto size = static_cast<int64_t>(bytes.size());
-  RETURN_IF_ERROR(CheckRecordRoom(name, size));
-  ASSIGN_OR_RETURN(TemporaryFile file, MakeFile(size, {}));
+  ASSIGN_OR_RETURN(const int64_t growth, CheckRecordRoom(name, size));
+  ASSIGN_OR_RETURN(TemporaryFile file, MakeFile(size, growth, {}));
   RETURN_IF_ERROR(file.Write({std::as_bytes(std::span(bytes))}));
   if (unsent) RETURN_IF_ERROR(folder_->Mark(MarkOf(name)));
   RETURN_IF_ERROR(folder_->Commit(std::move(file), NameOf(name), clock_->Now()).status());

@@ -82,6 +82,7 @@ class ObjectStates {
   };
 
   void Learn(const ObjectInfo& object) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Removes objects until `bytes` more fit; none more always do.
   absl::Status MakeRoom(int64_t bytes, std::span<const PrefixKey> keep);
   absl::Status MakeRecordRoom(std::string_view name, int64_t bytes);
   absl::StatusOr<std::string> ReadRecordObject(std::string_view name,

@@ -41,7 +41,7 @@ absl::Status ObjectStates::MakeRecordRoom(std::string_view name, int64_t bytes) 
     }
   }
   RETURN_IF_ERROR(CheckRecordRoom(name, bytes, room));
-  return MakeRoom(bytes, {});
+  return MakeRoom(room.growth(bytes), {});
 }
 
 // With one call, so that a record that is being replaced is the old or the new one, never some of both.

@@ -8,6 +8,7 @@
 //    32  the name, then the content
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -43,6 +44,11 @@ struct RecordRoom {
   int64_t records_max = 0, bytes_max = 0;
   double group_share = 1;
   bool in_bucket = false;  // for what to do
+
+  // How many bytes more the store holds once one of `bytes` is there.
+  int64_t growth(int64_t bytes) const {
+    return std::max<int64_t>(0, bytes - std::max<int64_t>(0, replaced_bytes));
+  }
 };
 // RESOURCE_EXHAUSTED with what to do. One that is replaced by no larger one always fits: whatever the bounds
 // were made, a session's record can follow it.

@@ -368,6 +368,27 @@ TEST_F(DiskStoreTest, RecordsAreReplacedAndNeverRemoved) {
   EXPECT_EQ(*store->GetRecord("1"), "x");
 }
 
+// In a full folder, and in one whose bound was lowered, and at no state's cost.
+TEST_F(DiskStoreTest, ARecordThatReplacesOneAsLargeAlwaysFits) {
+  const std::string content(900, 'x');
+  auto store = OpenStore();
+  Put(*store, TestPath(1, 2));
+  ASSERT_TRUE(store->PutRecord("a", content).ok());
+  const int64_t bytes = FolderBytes();
+  store = OpenStore(bytes);
+  EXPECT_TRUE(store->PutRecord("a", content).ok());
+  EXPECT_TRUE(store->PutRecord("a", content.substr(1)).ok());
+  EXPECT_TRUE(store->PutRecord("a", content).ok());
+  EXPECT_EQ(store->stats().evicted, 0u);
+  EXPECT_EQ(FolderBytes(), bytes);
+  store = OpenStore(100);
+  EXPECT_TRUE(store->PutRecord("a", content).ok());
+  EXPECT_EQ(store->stats().evicted, 1u);
+  EXPECT_EQ(store->PutRecord("a", content + "x").code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(store->PutRecord("b", "x").code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(*store->GetRecord("a"), content);
+}
+
 TEST_F(DiskStoreTest, OnlyItsUserMayReadIt) {
   const mode_t before = umask(0);
   auto store = OpenStore();
