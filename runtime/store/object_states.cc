@@ -191,10 +191,19 @@ absl::Status ObjectStates::PutFile(const StoredState& file, ByteReader& bytes,
                                    const CancelCheck& cancelled) {
   const absl::Status found = Look(file.key);
   if (found.ok() || !absl::IsNotFound(found)) return found;
-  if (file.from > 0 && !Has(file.parent)) {
-    return FailedPrecondition("the object of %s comes before that of its parent", file.key.Hex());
-  }
   StoredState state = file;
+  if (file.from > 0) {
+    absl::MutexLock lock(&mu_);
+    if (!index_.Complete(file.parent)) {
+      return FailedPrecondition("the object of %s comes before that of its parent", file.key.Hex());
+    }
+    // The parent's object may begin deeper than its file does, where another worker put it in parts: what
+    // leads to this file is then in one above. Readers go by the name.
+    for (const StoredPart& part : index_.Chain(file.parent)) {
+      state.parent = part.file;
+      if (part.begin < file.from) break;
+    }
+  }
   state.bytes = bytes.size();
   state.used = clock_->Now();
   state.version = 0;

@@ -3,7 +3,7 @@
 // Names, below the configured prefix: states/KEY-PARENT-BLOCKS-FROM-KIND with keys as 32 hex digits (PARENT:
 // "root" when FROM is 0), records/NAME. So a listing tells how states hang together, and one worker's
 // objects are another's without any of them being opened. The objects are the files of a folder
-// (state_file.h).
+// (state_file.h); PARENT may be another than the one in the file, where the bucket has that in parts.
 //
 // What is there is known from listings, at the start and now and then, and from what was put here; a state
 // that another worker put since is found by a listing of the names that begin with its key (Look). The bounds
@@ -60,7 +60,7 @@ class ObjectStates {
 
   // From memory, with all latents that no other object has.
   absl::StatusOr<PutResult> Put(const StateSource& source, const CancelCheck& cancelled);
-  // A file as it is; its parent must be here already.
+  // A file as it is; its parent must be here already, in one object or in parts.
   absl::Status PutFile(const StoredState& state, ByteReader& file, const CancelCheck& cancelled);
   absl::StatusOr<int64_t> Read(const StateTarget& target, const CancelCheck& cancelled);
 

@@ -218,9 +218,11 @@ void StateTier::UploadDue(absl::Time now) {
       disk_->Resting(now - options_.upload_after, options_.nearly_full, 1,
                      [this](const PrefixKey& key) { return !objects_->Has(key); });
   if (next.empty()) return;
-  uploading_ = Upload(next.front(), /*urgent=*/false, [this](const absl::Status& status, int64_t) {
+  const PrefixKey& key = next.front();
+  uploading_ = Upload(key, /*urgent=*/false, [this, key](const absl::Status& status, int64_t) {
     uploading_ = false;
-    if (status.ok()) {
+    // One that is up and cannot be found there would be the next again.
+    if (status.ok() && objects_->Has(key)) {
       check_at_ = absl::InfinitePast();  // the next one
     } else {
       upload_at_ = now_ + options_.retry_after;

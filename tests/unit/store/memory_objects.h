@@ -16,7 +16,8 @@ namespace deltamesh::testing {
 
 struct MemoryBucket {
   std::map<std::string, std::string> objects;
-  std::string refuses;  // calls of names that begin so; "": all, with `down`
+  std::map<std::string, int64_t> puts;  // by name
+  std::string refuses;                  // calls of names that begin so; "": all, with `down`
   bool down = false;
   absl::Status as = Unavailable("answer 503");  // what calls get then
   int64_t calls = 0;
@@ -33,6 +34,7 @@ class MemoryObjects final : public ObjectStore {
     std::string bytes(static_cast<size_t>(body.size()), 0);
     RETURN_IF_ERROR(body.ReadOne(0, std::as_writable_bytes(std::span(bytes))));
     bucket_->objects[name] = std::move(bytes);
+    ++bucket_->puts[name];
     return absl::OkStatus();
   }
   // A version is the content.

@@ -322,6 +322,44 @@ TEST_F(StateTierFaultsTest, AllThatRestsIsUploadedInTheEnd) {
   EXPECT_EQ(t.Metric("store_states", "object_store"), 5);
 }
 
+// One worker put a session in parts, another has it as one file: what goes on from its first blocks there hangs
+// on the parts.
+TEST_F(StateTierFaultsTest, AStateWhoseParentIsThereInPartsIsPutOnce) {
+  StateTierOptions options;
+  options.upload_after = absl::Seconds(20);
+  const auto engine = [&](const char* folder) {
+    return std::make_unique<TieredEngine>(kFamily, folder_.path + "/" + folder,
+                                          std::make_unique<MemoryObjects>(&bucket_), options);
+  };
+  const auto prompt = RandomPrompt(3, 650, testing::kVocab);
+  std::vector<TokenId> branch(prompt.begin(), prompt.begin() + 200);
+  for (const TokenId token : RandomPrompt(4, 130, testing::kVocab)) branch.push_back(token);
+  const auto rest = [](TieredEngine& t) {
+    t.Settle(absl::Seconds(31));
+    for (int i = 0; i < 5; ++i) t.Settle(absl::Seconds(11));
+  };
+  {
+    auto t = engine("one");
+    t->Run({prompt.begin(), prompt.begin() + 330});
+    t->Settle(absl::Seconds(31));
+    t->Run(prompt);
+    rest(*t);
+  }
+  ASSERT_EQ(bucket_.objects.size(), 2u);
+  auto t = engine("other");
+  t->Run(prompt);
+  t->Settle(absl::Seconds(31));
+  t->Run(branch);
+  rest(*t);
+  EXPECT_GT(bucket_.objects.size(), 2u);
+  for (const auto& [name, puts] : bucket_.puts) EXPECT_EQ(puts, 1) << name;
+  EXPECT_EQ(t->Metric("store_unwritten_total", "upload"), 0);
+  auto third = Engine(nullptr);
+  EXPECT_EQ(third->Run(branch), third->Cold(branch));
+  EXPECT_EQ(third->restored, 320);
+  EXPECT_EQ(third->Metric("store_loads_total", "hit"), 1);
+}
+
 // The queue is full when something is due: it is tried again, and not thought to be under way for ever.
 TEST_F(StateTierFaultsTest, AnUploadThatFoundNoRoomIsTriedAgain) {
   StateTierOptions options;
