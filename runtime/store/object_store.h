@@ -23,7 +23,7 @@ struct ObjectInfo {
 using CancelCheck = std::function<bool()>;
 
 // Calls block, each with a deadline of its own. Not thread-safe. Names hold letters, digits, '/', '-', '_'
-// and '.' only.
+// and '.' only. NOT_FOUND: the store itself said that it has no such object; it never comes from List.
 class ObjectStore {
  public:
   virtual ~ObjectStore() = default;

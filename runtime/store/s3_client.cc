@@ -51,9 +51,11 @@ bool WorthARetry(long code) {
   return code == 408 || code == 429 || code == 500 || code == 502 || code == 503 || code == 504;
 }
 
+std::string ReasonIn(const std::string& text) { return Xml(text).get("Error.Code", "no reason"); }
+
+// Of all but 404.
 absl::Status StatusOfAnswer(long code, const std::string& text, const std::string& doing) {
-  const std::string why = Xml(text).get("Error.Code", "no reason");
-  if (code == 404) return NotFound("%s: %s", doing, why);
+  const std::string why = ReasonIn(text);
   if (code == 401 || code == 403) {
     return FailedPrecondition(
         "%s: %s; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION", doing, why);
@@ -121,6 +123,7 @@ struct S3Client::Call {
   std::span<const std::span<std::byte>> into = {};  // where a range goes; else the answer is text
   size_t text_max = kTextMax;                       // bytes of it
   std::string condition;                            // of a PUT: a header
+  bool of_object = true;                            // else of the bucket
 
   // While it runs.
   int64_t sent = 0;
@@ -286,6 +289,23 @@ S3Client::Headers S3Client::Prepare(Call& call) {
   return Headers(headers, &curl_slist_free_all);
 }
 
+// Whoever hears NOT_FOUND begins a conversation anew, so it takes a server that says that it has no such
+// object: a bucket that is gone and a proxy's page are answered with 404, too. No reason comes with the
+// answer to a HEAD, and from some servers with that to a DELETE. What a condition names and is gone by now
+// was replaced, in a way.
+absl::Status S3Client::NotThere(const Call& call, const std::string& text) const {
+  const std::string why = ReasonIn(text);
+  const bool may_lack_reason = call.method == Call::kHead || call.method == Call::kDelete;
+  if (call.of_object && (why == "NoSuchKey" || (may_lack_reason && text.empty()))) {
+    if (call.method != Call::kPut) return NotFound("%s: %s", call.doing, why);
+    if (!call.condition.empty()) return Aborted("%s: answer 404, %s", call.doing, why);
+  }
+  return Unavailable(
+      "%s: answer 404, %s, which is not that of a bucket that lacks an object; check that the "
+      "bucket of --store-s3 is there: %s/%s",
+      call.doing, why, options_.server, options_.bucket);
+}
+
 absl::StatusOr<S3Client::Reply> S3Client::Try(Call& call, const CancelCheck& cancelled) {
   call.Begin();
   call.cancelled = &cancelled;
@@ -310,14 +330,15 @@ absl::StatusOr<S3Client::Reply> S3Client::Try(Call& call, const CancelCheck& can
   if (curl_easy_header(curl_, "ETag", 0, CURLH_HEADER, -1, &etag) == CURLHE_OK) {
     reply.etag = etag->value;
   }
+  if (reply.code == 404) return NotThere(call, reply.text);
   if (reply.code / 100 != 2) return StatusOfAnswer(reply.code, reply.text, call.doing);
   return reply;
 }
 
 absl::StatusOr<S3Client::Reply> S3Client::Do(Call& call, const CancelCheck& cancelled) {
   if (clock_->Now() < down_until_) {
-    return Unavailable("%s: the object store did not answer; it is asked again in %s", call.doing,
-                       absl::FormatDuration(down_until_ - clock_->Now()));
+    return Unavailable("%s: the object store is asked again in %s; before: %s", call.doing,
+                       absl::FormatDuration(down_until_ - clock_->Now()), down_why_);
   }
   absl::Duration wait = options_.retry_after;
   absl::StatusOr<Reply> reply;
@@ -335,6 +356,7 @@ absl::StatusOr<S3Client::Reply> S3Client::Do(Call& call, const CancelCheck& canc
   if (absl::IsUnavailable(reply.status())) {
     down_ = std::clamp(down_ * 2, options_.down_min, options_.down_max);
     down_until_ = clock_->Now() + down_;
+    down_why_ = MessageOf(reply.status());
   } else if (!absl::IsCancelled(reply.status())) {
     down_ = absl::ZeroDuration();
   }
@@ -438,6 +460,7 @@ absl::StatusOr<std::vector<ObjectInfo>> S3Client::List(const std::string& prefix
   for (bool more = true; more;) {
     Call call;
     call.doing = "list " + prefix;
+    call.of_object = false;
     // Sorted by name, as the signature wants it.
     call.url = absl::StrFormat("%s/%s?", options_.server, options_.bucket);
     if (!token.empty()) call.url += "continuation-token=" + Escaped(token) + "&";

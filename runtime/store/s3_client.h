@@ -4,6 +4,8 @@
 // answer is left alone for a while that doubles up to a bound; calls in that time fail at once with
 // UNAVAILABLE, so nobody waits for it. Connections are kept between calls.
 //
+// NOT_FOUND says that the bucket is there and lacks the object; a bucket that is not there is UNAVAILABLE.
+//
 // Not thread-safe.
 #pragma once
 
@@ -81,6 +83,8 @@ class S3Client final : public ObjectStore {
   using Headers = std::unique_ptr<curl_slist, void (*)(curl_slist*)>;
   Headers Prepare(Call& call);
   absl::StatusOr<Reply> Try(Call& call, const CancelCheck& cancelled);
+  // What an answer of 404 says.
+  absl::Status NotThere(const Call& call, const std::string& text) const;
   std::string UrlOf(const std::string& name) const;
 
   const S3Options options_;
@@ -88,6 +92,7 @@ class S3Client final : public ObjectStore {
   CURL* const curl_;
   absl::Time down_until_ = absl::InfinitePast();
   absl::Duration down_ = absl::ZeroDuration();
+  std::string down_why_;  // the last failure, as a message
   uint64_t failed_tries_ = 0;
 };
 

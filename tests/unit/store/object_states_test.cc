@@ -374,6 +374,10 @@ class OneAnswerServer {
         char request[4096];
         if (read(fd, request, sizeof(request)) > 0 && write(fd, answer.data(), answer.size()) < 0)
           break;
+        // What is sent late, closing at once would take for a reason to drop the answer.
+        shutdown(fd, SHUT_WR);
+        while (read(fd, request, sizeof(request)) > 0) {
+        }
       }
     });
   }
@@ -389,6 +393,59 @@ class OneAnswerServer {
   int port_ = 0;
   std::thread thread_;
 };
+
+// A bucket that is gone and a proxy's page are no absent conversations, and say what to check.
+TEST(S3ClientTest, OnlyAServerThatLacksTheObjectSaysNotFound) {
+  SteppedClock clock;
+  const auto ask = [&](const std::string& body, const char* what) {
+    const OneAnswerServer server(
+        absl::StrFormat("HTTP/1.1 404 Not Found\r\nConnection: close\r\n"
+                        "Content-Length: %d\r\n\r\n%s",
+                        body.size(), body));
+    S3Options options;
+    options.server = absl::StrFormat("http://127.0.0.1:%d", server.port());
+    options.bucket = "mistyped";
+    options.access_key = options.secret_key = "x";
+    options.retry_after = absl::Milliseconds(1);
+    auto client = S3Client::Create(options, &clock);
+    CHECK_OK(client.status());
+    if (what == std::string_view("remove")) return (*client)->Remove("a");
+    if (what == std::string_view("replace")) {
+      PiecesReader bytes({std::as_bytes(std::span(kX))});
+      return (*client)->PutIf("a", bytes, "\"version\"", nullptr);
+    }
+    ObjectStatesOptions of;
+    of.bytes_max = 1 << 20;
+    of.identity = TinyIdentity();
+    ObjectStates store(of, *std::move(client), &clock);
+    if (what == std::string_view("look")) return store.Look(TestPath(1, 1).back());
+    if (what == std::string_view("list")) return store.List();
+    const absl::Status first = store.GetRecord("x").status();
+    const absl::Status left_alone = store.GetRecord("x").status();
+    EXPECT_EQ(left_alone.code(), first.code());
+    if (absl::IsUnavailable(first)) {
+      EXPECT_THAT(MessageOf(left_alone), ::testing::HasSubstr("--store-s3"));
+    }
+    return first;
+  };
+  const std::string key = "<Error><Code>NoSuchKey</Code></Error>";
+  for (const std::string& body : {std::string("<Error><Code>NoSuchBucket</Code></Error>"),
+                                  std::string("<html><p>no such page<br></html>")}) {
+    for (const char* what : {"get", "look", "list", "remove", "replace"}) {
+      const absl::Status status = ask(body, what);
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << what << ": " << status;
+      EXPECT_THAT(MessageOf(status), ::testing::HasSubstr("--store-s3")) << what;
+      EXPECT_THAT(MessageOf(status), ::testing::HasSubstr("/mistyped")) << what;
+    }
+  }
+  EXPECT_EQ(ask(key, "get").code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ask("", "get").code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ask(key, "look").code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(ask(key, "remove").ok());
+  EXPECT_TRUE(ask("", "remove").ok());
+  // Another worker removed what was to be replaced.
+  EXPECT_EQ(ask(key, "replace").code(), absl::StatusCode::kAborted);
+}
 
 TEST(S3ClientTest, AnAnswerThatDoesNotTellItsLengthIsNoObjectOfThatLength) {
   const OneAnswerServer server("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n");
