@@ -135,10 +135,19 @@ absl::StatusOr<std::unique_ptr<StoreFolder>> StoreFolder::Open(std::string path,
   return std::unique_ptr<StoreFolder>(new StoreFolder(std::move(path), std::move(reserve)));
 }
 
+// A folder that is gone (a disk that was pulled, a folder that was moved) is not a file that is not there:
+// whoever hears that of a record begins its conversation anew.
+absl::Status StoreFolder::StatusOf(int error, const std::string& doing) const {
+  struct stat found;
+  const bool gone = stat(path_.c_str(), &found) != 0 || !S_ISDIR(found.st_mode);
+  if ((error != ENOENT && error != ENOTDIR) || !gone) return ErrnoStatus(error, doing);
+  return Unavailable("%s: the folder of --store-dir is gone; bring %s back", doing, path_);
+}
+
 absl::StatusOr<FolderLock> StoreFolder::Lock() const {
   const std::string path = PathOf(kLockName);
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kFileMode);
-  if (fd < 0) return ErrnoStatus(errno, "open " + path);
+  if (fd < 0) return StatusOf(errno, "open " + path);
   FolderLock lock(fd);
   while (flock(fd, LOCK_EX) != 0) {
     if (errno != EINTR) return ErrnoStatus(errno, "lock " + path);
@@ -151,7 +160,7 @@ absl::StatusOr<TemporaryFile> StoreFolder::Create(int64_t bytes, absl::Time now)
   const std::string path = PathOf(absl::StrFormat("%s%d-%d-%d", kTemporary, getpid(),
                                                   absl::ToUnixNanos(now), next.fetch_add(1)));
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kFileMode);
-  if (fd < 0) return ErrnoStatus(errno, "make " + path);
+  if (fd < 0) return StatusOf(errno, "make " + path);
   TemporaryFile file(path, fd);
   if (flock(fd, LOCK_EX | LOCK_NB) != 0) return ErrnoStatus(errno, "lock " + path);
   // Space that is not there shows now, not half way.
@@ -167,7 +176,7 @@ absl::StatusOr<FolderEntry> StoreFolder::Commit(TemporaryFile file, const std::s
   struct stat found;
   if (futimens(file.fd_, times) != 0 || fstat(file.fd_, &found) != 0 ||
       rename(file.path_.c_str(), to.c_str()) != 0) {
-    return ErrnoStatus(errno, "rename to " + to);
+    return StatusOf(errno, "rename to " + to);
   }
   close(std::exchange(file.fd_, -1));
   // The name is only safe once its folder is on the disk; without that a crash costs a recomputation.
@@ -181,7 +190,7 @@ absl::StatusOr<FolderEntry> StoreFolder::Commit(TemporaryFile file, const std::s
 absl::Status StoreFolder::Mark(const std::string& name) const {
   const std::string path = PathOf(name);
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kFileMode);
-  if (fd < 0) return ErrnoStatus(errno, "make " + path);
+  if (fd < 0) return StatusOf(errno, "make " + path);
   close(fd);
   return absl::OkStatus();
 }
@@ -204,7 +213,7 @@ int64_t StoreFolder::SweepLeftovers() const {
 
 absl::StatusOr<std::vector<FolderEntry>> StoreFolder::List() const {
   DIR* const dir = opendir(path_.c_str());
-  if (dir == nullptr) return ErrnoStatus(errno, "list " + path_);
+  if (dir == nullptr) return StatusOf(errno, "list " + path_);
   std::vector<FolderEntry> out;
   while (const dirent* entry = readdir(dir)) {
     const std::string name = entry->d_name;
@@ -223,7 +232,7 @@ absl::StatusOr<std::unique_ptr<ByteReader>> StoreFolder::OpenFile(const std::str
   const std::string path = PathOf(name);
   int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOATIME);
   if (fd < 0 && errno == EPERM) fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);  // another user's
-  if (fd < 0) return ErrnoStatus(errno, "open " + path);
+  if (fd < 0) return StatusOf(errno, "open " + path);
   struct stat found;
   if (fstat(fd, &found) != 0) {
     const int error = errno;

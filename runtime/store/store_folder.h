@@ -105,6 +105,8 @@ class StoreFolder {
  private:
   StoreFolder(std::string path, ReserveSpace reserve)
       : path_(std::move(path)), reserve_(std::move(reserve)) {}
+  // ErrnoStatus; UNAVAILABLE when what is not there is the folder.
+  absl::Status StatusOf(int error, const std::string& doing) const;
   std::string PathOf(const std::string& name) const { return path_ + "/" + name; }
 
   const std::string path_;

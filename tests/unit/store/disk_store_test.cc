@@ -330,6 +330,25 @@ TEST_F(DiskStoreTest, MarksOfUnsentRecordsOutliveTheProcess) {
   EXPECT_EQ(*store->GetRecord("a/b"), "two");
 }
 
+// A folder that is gone is not a record that is not there: its conversation is not to be begun anew.
+TEST_F(DiskStoreTest, AFolderThatIsGoneIsNoAbsentRecord) {
+  auto store = OpenStore();
+  ASSERT_TRUE(store->PutRecord("s", "content").ok());
+  EXPECT_EQ(store->GetRecord("t").status().code(), absl::StatusCode::kNotFound);
+  const auto expect_gone = [&](const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_NE(MessageOf(status).find("--store-dir"), std::string::npos) << status;
+  };
+  fs::rename(folder_.path + "/a", folder_.path + "/moved");
+  expect_gone(store->GetRecord("s").status());
+  expect_gone(store->PutRecord("s", "newer"));
+  WriteFile(folder_.path + "/a", "no folder");
+  expect_gone(store->GetRecord("s").status());
+  fs::remove(folder_.path + "/a");
+  fs::rename(folder_.path + "/moved", folder_.path + "/a");
+  EXPECT_EQ(*store->GetRecord("s"), "content");
+}
+
 TEST_F(DiskStoreTest, RecordsAreReplacedAndNeverRemoved) {
   auto store = OpenStore();
   EXPECT_EQ(store->GetRecord("a").status().code(), absl::StatusCode::kNotFound);
