@@ -337,6 +337,7 @@ absl::StatusOr<PutResult> DiskStore::PutOnce(const StateSource& source) {
       return Aborted("%s was removed meanwhile", NameOf(cover.file));
     }
     ASSIGN_OR_RETURN(entry, folder_->Commit(std::move(file), NameOf(key), now));
+    folder_->Flush().IgnoreError();  // without it a crash costs a recomputation
   }
   absl::MutexLock lock(&mu_);
   unusable_.erase(NameOf(key));

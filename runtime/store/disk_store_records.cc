@@ -66,9 +66,12 @@ absl::Status DiskStore::WriteRecord(std::string_view name, const std::string& by
   RETURN_IF_ERROR(file.Write({std::as_bytes(std::span(bytes))}));
   if (unsent) RETURN_IF_ERROR(folder_->Mark(MarkOf(name)));
   RETURN_IF_ERROR(folder_->Commit(std::move(file), NameOf(name), clock_->Now()).status());
-  absl::MutexLock counting(&mu_);
-  stats_.records += absl::IsNotFound(there.status()) ? 1 : 0;
-  return absl::OkStatus();
+  {
+    absl::MutexLock counting(&mu_);
+    stats_.records += absl::IsNotFound(there.status()) ? 1 : 0;
+  }
+  // Whoever hears OK forgets the conversation, so a crash must not take this back.
+  return folder_->Flush();
 }
 
 absl::Status DiskStore::PutRecord(std::string_view name, std::string_view content,

@@ -78,6 +78,9 @@ absl::Status ErrnoStatus(int error, const std::string& doing) {
     case EPERM:
     case EROFS:
       return FailedPrecondition("%s; make --store-dir a folder that this user may write", text);
+    case EMFILE:
+    case ENFILE:
+      return Unavailable("%s; raise the limit on open files (ulimit -n)", text);
     default:
       return Internal("%s", text);
   }
@@ -179,12 +182,18 @@ absl::StatusOr<FolderEntry> StoreFolder::Commit(TemporaryFile file, const std::s
     return StatusOf(errno, "rename to " + to);
   }
   close(std::exchange(file.fd_, -1));
-  // The name is only safe once its folder is on the disk; without that a crash costs a recomputation.
-  if (const int folder = open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); folder >= 0) {
-    fsync(folder);
-    close(folder);
-  }
   return EntryOf(name, found);
+}
+
+absl::Status StoreFolder::Flush() const {
+  const std::string doing = "write the names in " + path_ + " to the disk";
+  const int folder = open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return StatusOf(errno, doing);
+  const int error = fsync(folder) == 0 ? 0 : errno;
+  close(folder);
+  // Some file systems keep names without being asked, and say that folders cannot be flushed.
+  const bool done = error == 0 || error == EINVAL || error == EOPNOTSUPP;
+  return done ? absl::OkStatus() : StatusOf(error, doing);
 }
 
 absl::Status StoreFolder::Mark(const std::string& name) const {

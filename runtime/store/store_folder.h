@@ -25,7 +25,7 @@
 namespace deltamesh {
 
 // Full disk RESOURCE_EXHAUSTED, no such file NOT_FOUND, no permission or read-only FAILED_PRECONDITION,
-// others INTERNAL. `doing` names the action and the file.
+// too many open files UNAVAILABLE, others INTERNAL. `doing` names the action and the file.
 absl::Status ErrnoStatus(int error, const std::string& doing);
 // Whether a status of ErrnoStatus says that the disk, or a user's share of it, is full: less would help.
 bool IsDiskFull(const absl::Status& status);
@@ -85,8 +85,11 @@ class StoreFolder {
   // Under the lock: gives it its name, in place of what had it. Used now.
   absl::StatusOr<FolderEntry> Commit(TemporaryFile file, const std::string& name,
                                      absl::Time now) const;
-  // Under the lock: makes an empty file that is on the disk once what is committed next is.
+  // Under the lock: makes an empty file.
   absl::Status Mark(const std::string& name) const;
+  // Waits until the names that were given and the marks that were made are on the disk: before, a crash
+  // may undo them.
+  absl::Status Flush() const;
   // Under the lock: removes what crashed writers left; how many files.
   int64_t SweepLeftovers() const;
 

@@ -349,6 +349,30 @@ TEST_F(DiskStoreTest, AFolderThatIsGoneIsNoAbsentRecord) {
   EXPECT_EQ(*store->GetRecord("s"), "content");
 }
 
+// Whoever puts a record forgets the conversation when that is said to be safe.
+TEST_F(DiskStoreTest, ARecordWhoseNameIsNotOnTheDiskIsNotSafe) {
+  rlimit files;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  bool full = true;
+  // The folder is what is opened after the file has its room.
+  reserve_ = [&](int fd, int64_t bytes) {
+    rlimit none = files;
+    none.rlim_cur = full ? 0 : files.rlim_cur;
+    CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    return ReserveOnDisk(fd, bytes);
+  };
+  auto store = OpenStore();
+  const absl::Status put = store->PutRecord("s", "content");
+  full = false;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
+  EXPECT_EQ(put.code(), absl::StatusCode::kUnavailable) << put;
+  EXPECT_NE(MessageOf(put).find("to the disk"), std::string::npos) << put;
+  EXPECT_NE(MessageOf(put).find("ulimit -n"), std::string::npos) << put;
+  EXPECT_EQ(store->stats().write_failures, 1u);
+  EXPECT_TRUE(store->PutRecord("s", "content").ok());
+  EXPECT_EQ(store->stats().records, 1);
+}
+
 TEST_F(DiskStoreTest, RecordsAreReplacedAndNeverRemoved) {
   auto store = OpenStore();
   EXPECT_EQ(store->GetRecord("a").status().code(), absl::StatusCode::kNotFound);
