@@ -12,7 +12,8 @@
 //
 // When the one whose turn it is finds no room, the first requests of other tenants may pass it - they use
 // what it cannot, so it costs them no more than they have left - until it has waited ageing_max. From then
-// on it holds everything back: room gathers, and it is placed.
+// on it holds back what would use the room that it lacks: room gathers, and it is placed. That is everything,
+// or, where it lacks a prefill worker alone, only who would use one (RouterCore::Impl::PlaceWaiting).
 //
 // A state machine: no clock, no threads.
 #pragma once
@@ -56,7 +57,7 @@ class FairQueue {
   // In the order in which they are to be tried: the one whose turn it is, then the first of other tenants.
   // Bounded: at most kPassersMax of these.
   std::vector<RequestId> Candidates();
-  // It holds back those behind it.
+  // It holds back those behind it that would use what it lacks.
   bool Aged(const RequestId& id, absl::Time now) const;
 
   bool empty() const { return by_id_.empty(); }

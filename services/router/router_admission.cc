@@ -38,14 +38,20 @@ absl::Status RouterCore::Impl::Submit(ClientRequest spec, absl::Time now) {
         RetryAfter(waiting.tokens()));
   }
   RETURN_IF_ERROR(Ready());
-  const int64_t context = ContextTokens();
-  if (tokens >= context) {
+  const Contexts contexts = DecodeContexts();
+  if (tokens >= contexts.live) {
     return InvalidArgument(
         "prompt: %d tokens leave no room for an answer in a context of %d; shorten it", tokens,
-        context);
+        contexts.live);
+  }
+  if (tokens >= contexts.open) {
+    return Unavailable(
+        "prompt: %d tokens leave no room for an answer in a context of %d, and whoever has more is "
+        "draining; retry when another is up, or shorten it",
+        tokens, contexts.open);
   }
   if (spec.deadline <= now) return DeadlineExceeded("the deadline passed before the request began");
-  const int64_t room = context - tokens;
+  const int64_t room = contexts.open - tokens;
   spec.max_tokens = spec.max_tokens == 0 ? room : std::min(spec.max_tokens, room);
 
   RouterRequest r;
@@ -148,8 +154,10 @@ absl::Duration RouterCore::Impl::RetryAfter(int64_t tokens) const {
   return std::max(absl::Seconds(1), std::min(DrainTime(tokens), options.waiting_max));
 }
 
-bool RouterCore::Impl::TriedInVain(const RouterRequest& r, absl::Time now) const {
+bool RouterCore::Impl::TriedInVain(const RouterRequest& r, const Placing& how,
+                                   absl::Time now) const {
   if (r.tried_room != members.room_version()) return false;
+  if (r.tried_without_prefill && how.prefill) return false;
   return r.looked_up_version == prefixes.version() || now - r.looked_up < kLookUpEvery;
 }
 
@@ -157,12 +165,20 @@ void RouterCore::Impl::PlaceWaiting(absl::Time now) {
   drain.Pass(now, !waiting.empty());
   while (!waiting.empty()) {
     bool placed = false;
+    Placing how;
     for (const RequestId& id : waiting.Candidates()) {
       RouterRequest& r = requests.at(id);
-      placed = !TriedInVain(r, now) && TryPlace(r, now) != Placed::kNoRoom;
-      if (placed) break;
-      r.tried_room = members.room_version();
-      if (waiting.Aged(id, now)) return;
+      if (!TriedInVain(r, how, now)) {
+        const Placed got = TryPlace(r, how, now);
+        placed = got == Placed::kYes || got == Placed::kEnded;
+        if (placed) break;
+        r.tried_room = members.room_version();
+        r.tried_without_prefill = !how.prefill;
+        r.lacked_prefill = got == Placed::kNoPrefill;
+      }
+      if (!waiting.Aged(id, now)) continue;
+      if (!r.lacked_prefill) return;
+      how.prefill = false;  // that room gathers for it; what decode workers have is no use to it
     }
     if (!placed) return;
   }

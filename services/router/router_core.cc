@@ -252,7 +252,7 @@ const RouterOptions& RouterCore::options() const { return impl_->options; }
 std::optional<mesh::ModelIdentity> RouterCore::identity() const {
   return impl_->members.identity();
 }
-int64_t RouterCore::context_tokens() const { return impl_->ContextTokens(); }
+int64_t RouterCore::context_tokens() const { return impl_->DecodeContexts().live; }
 absl::Duration RouterCore::RetryAfter() const { return impl_->RetryAfter(impl_->waiting.tokens()); }
 const DecisionLog& RouterCore::decisions() const { return impl_->decisions; }
 void RouterCore::NoteRefusal(const RefusedRequest& refusal, absl::Time now) {

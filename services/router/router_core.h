@@ -193,7 +193,7 @@ class RouterCore {
   const RouterOptions& options() const;
   // The identity in force; nothing until configured or learned.
   std::optional<mesh::ModelIdentity> identity() const;
-  // Most prompt + answer tokens any live decode worker can hold; 0 without one.
+  // Most prompt + answer tokens any live decode worker can hold, also one that drains; 0 without one.
   int64_t context_tokens() const;
   // When a client that is refused for want of room should come again.
   absl::Duration RetryAfter() const;

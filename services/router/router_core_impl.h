@@ -67,6 +67,8 @@ struct RouterRequest {
   int64_t cost = 0;  // in the queue: tokens to compute, as estimated; 0 once it was placed
   // The last try to place it: what it depends on has not changed since while these are the same.
   uint64_t tried_room = 0;
+  bool tried_without_prefill = false;  // it was not to have a prefill worker then
+  bool lacked_prefill = false;         // and would have found room at a decode worker
   absl::Time looked_up = absl::InfinitePast();
   uint64_t looked_up_version = 0;
   std::map<LinkId, IndexMatch> held;  // what workers have of the prompt, as of then
@@ -97,7 +99,12 @@ class RouterCore::Impl {
   void LoseWorker(const LostWorker& lost, const absl::Status& why, absl::Time now);
   void Tick(absl::Time now);
   void PlaceWaiting(absl::Time now);
-  int64_t ContextTokens() const;
+  // Most tokens of one sequence that a decode worker can hold.
+  struct Contexts {
+    int64_t live = 0;  // any of them
+    int64_t open = 0;  // one that takes new requests: it does not drain
+  };
+  Contexts DecodeContexts() const;
   absl::Status Ready() const;
   // Until waiting requests that cost this much have their place; zero: not known.
   absl::Duration DrainTime(int64_t tokens) const;
@@ -124,7 +131,9 @@ class RouterCore::Impl {
   absl::Time time;  // of the call in progress
 
  private:
-  enum class Placed { kYes, kNoRoom, kEnded };
+  // kNoPrefill: a decode worker has room, and no prefill worker that the request waits for. kNoRoom: nobody
+  // who could take it has.
+  enum class Placed { kYes, kNoRoom, kNoPrefill, kEnded };
 
   // Messages of registered workers.
   void OnRegister(LinkId link, const mesh::Register& message, absl::Time now);
@@ -140,13 +149,16 @@ class RouterCore::Impl {
   void OnFetchGaveUp(RouterRequest& r, absl::Time now);
 
   // Placement.
-  Placed TryPlace(RouterRequest& r, absl::Time now);
+  struct Placing {
+    bool prefill = true;  // it may go to a prefill worker; else it is as if none had room
+  };
+  Placed TryPlace(RouterRequest& r, const Placing& how, absl::Time now);
   absl::Status CheckQueue(const RouterRequest& r) const;
   int64_t CostOf(const RouterRequest& r) const;
   void BoundBreakpoints(RouterRequest& r) const;
   void Enqueue(const RouterRequest& r);
   // Nothing that the last try depends on is known to be better now.
-  bool TriedInVain(const RouterRequest& r, absl::Time now) const;
+  bool TriedInVain(const RouterRequest& r, const Placing& how, absl::Time now) const;
   // Tokens of prompts that the workers compute in a second, together; 0: unknown.
   double PromptRate() const;
   // What workers hold of the request's prompt.

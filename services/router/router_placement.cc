@@ -24,13 +24,15 @@ int64_t RouterCore::Impl::BlockTokens() const {
   return identity->block_tokens();
 }
 
-int64_t RouterCore::Impl::ContextTokens() const {
-  int64_t best = 0;
+RouterCore::Impl::Contexts RouterCore::Impl::DecodeContexts() const {
+  Contexts best;
   for (const Worker* w : members.Alive(mesh::ROLE_DECODE)) {
     if (!members.CanCompute(*w)) continue;
     const int64_t pool =
         static_cast<int64_t>(w->registration.capacity().latent_blocks()) * BlockTokens();
-    best = std::max(best, std::min(w->load.context_tokens, pool));
+    const int64_t context = std::min(w->load.context_tokens, pool);
+    best.live = std::max(best.live, context);
+    if (!w->load.draining) best.open = std::max(best.open, context);
   }
   return best;
 }
@@ -45,15 +47,21 @@ absl::Status RouterCore::Impl::Ready() const {
   return members.ExpertsComplete();
 }
 
-RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time now) {
+RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, const Placing& how,
+                                                    absl::Time now) {
   if (const absl::Status ready = Ready(); !ready.ok()) {
     Fail(r, ready);
     return Placed::kEnded;
   }
   const int64_t reach = r.prompt_tokens() + r.spec.max_tokens;
-  if (reach > ContextTokens()) {
-    Fail(r, Unavailable("no live decode worker can hold %d tokens; the one that could has left",
-                        reach));
+  if (const Contexts contexts = DecodeContexts(); reach > contexts.open) {
+    Fail(r,
+         reach > contexts.live
+             ? Unavailable("no live decode worker can hold %d tokens; the one that could has left",
+                           reach)
+             : Unavailable("the only decode workers that can hold %d tokens are draining; retry "
+                           "when another is up",
+                           reach));
     return Placed::kEnded;
   }
   const int64_t block = BlockTokens();
@@ -73,7 +81,7 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
                          w->load.context_tokens >= position &&
                          static_cast<int64_t>(c.latent_blocks()) * block >= position;
     }
-    if (prefill_capable) prefill = ChoosePrefill(r, position, rates);
+    if (prefill_capable && how.prefill) prefill = ChoosePrefill(r, position, rates);
   }
   if (prefill) {
     const CostParts& before = prefill->cost;  // its tokens hide no seconds
@@ -93,7 +101,12 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, absl::Time
                                Alone(alone->cost).total());
   if (!with_prefill) {
     // Rather wait for a prefill worker than load one that decodes with more than a step of prompt.
-    if (!alone || (prefill_capable && !decode && !FitsAStep(*alone))) return Placed::kNoRoom;
+    if (!alone || (prefill_capable && !decode && !FitsAStep(*alone))) {
+      const bool only_prefill =
+          prefill_capable && !prefill &&
+          (alone || ChooseDecode(r, position, rates, {.handoff = true}).has_value());
+      return only_prefill ? Placed::kNoPrefill : Placed::kNoRoom;
+    }
     decode = alone;
     prefill.reset();
   }

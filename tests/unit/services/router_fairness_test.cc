@@ -8,7 +8,7 @@
 namespace deltamesh {
 namespace {
 
-constexpr LinkId kDecode = 1, kPrefill = 2;
+constexpr LinkId kDecode = 1, kPrefill = 2, kDecode2 = 3;
 
 class FairnessTest : public RouterCoreTest {
  protected:
@@ -29,6 +29,18 @@ class FairnessTest : public RouterCoreTest {
     m.mutable_heartbeat()->set_prompt_tokens_per_second(rate);
     Send(kDecode, m);
   }
+  // A decode worker of 4 slabs and a prefill worker.
+  void StartPools(uint64_t prefill_blocks, uint64_t prefill_slabs = 1) {
+    Restart(DefaultOptions());
+    Join(kDecode, "d1", mesh::ROLE_DECODE);
+    mesh::WorkerMessage m = TestRegister("p1", mesh::ROLE_PREFILL);
+    m.mutable_register_()->mutable_capacity()->set_slabs(prefill_slabs);
+    m.mutable_register_()->mutable_capacity()->set_latent_blocks(prefill_blocks);
+    Open(kPrefill, m);
+    Drain();
+  }
+  // Their leases are kept and nothing ends: what the router placed there counts as taken.
+  void PassBusy(absl::Duration duration) { Pass(duration, {kDecode, kPrefill}); }
   absl::Status Ask(const std::string& id, const std::string& tenant, int64_t prompt,
                    int64_t max_tokens = 8) {
     ClientRequest r = Make(id, prompt, max_tokens);
@@ -121,6 +133,82 @@ TEST_F(FairnessTest, ALargeRequestIsPassedForABoundedTime) {
   EXPECT_GT(passed, 4);  // crumbs were not left lying about
   // From ageing_max on nothing starts any more, and all that ran ends within four turns.
   EXPECT_LE(now - since, options.ageing_max + 4 * absl::Milliseconds(250));
+}
+
+// Who waits for a prefill worker has no use for what decode workers have: others may have that, however long
+// it waits.
+TEST_F(FairnessTest, WhoLacksAPrefillWorkerHoldsBackOnlyItsUsers) {
+  StartPools(/*prefill_blocks=*/64);
+  ASSERT_TRUE(Ask("a", "greedy", 1000).ok());
+  ASSERT_TRUE(Ask("b", "greedy", 1000).ok());
+  EXPECT_THAT(Placed(), ::testing::ElementsAre("a"));
+  Grant(kDecode, "a", 960, attempts["a"]);
+  PassBusy(absl::Seconds(6));
+  ASSERT_TRUE(Ask("v", "other", 10).ok());
+  EXPECT_THAT(Placed(), ::testing::ElementsAre("v"));
+  // A younger one that would use the prefill worker does not get it first.
+  ASSERT_TRUE(Ask("c", "third", 900).ok());
+  ASSERT_TRUE(Ask("w", "other", 10).ok());
+  EXPECT_THAT(Placed(), ::testing::ElementsAre("w"));
+  Verdict(kDecode, "a", attempts["a"], absl::StatusCode::kOk);
+  Prefilled(kPrefill, "a", attempts["a"]);
+  core->Tick(now);
+  EXPECT_THAT(Placed(), ::testing::ElementsAre("b"));
+}
+
+TEST_F(FairnessTest, WhoLacksADecodeWorkerTooHoldsBackAll) {
+  StartPools(/*prefill_blocks=*/64);
+  ASSERT_TRUE(Ask("a", "greedy", 2000).ok());  // 32 of 64 blocks
+  ASSERT_TRUE(Ask("f", "greedy", 10).ok());
+  ASSERT_TRUE(Ask("b", "greedy", 2000).ok());
+  EXPECT_THAT(Placed(), ::testing::ElementsAre("a", "f"));
+  Grant(kDecode, "a", 1984, attempts["a"]);
+  PassBusy(absl::Seconds(6));
+  ASSERT_TRUE(Ask("v", "other", 10).ok());
+  EXPECT_THAT(Placed(), ::testing::IsEmpty());
+}
+
+// One that was tried without prefill workers is tried with them as soon as nobody holds them.
+TEST_F(FairnessTest, PrefillWorkersAreFreeOnceWhoHeldThemHasLeft) {
+  StartPools(/*prefill_blocks=*/20, /*prefill_slabs=*/4);
+  ASSERT_TRUE(Ask("a", "greedy", 1000).ok());  // 15 blocks without its last
+  ASSERT_TRUE(Ask("b", "greedy", 1000).ok());
+  EXPECT_THAT(Placed(), ::testing::ElementsAre("a"));
+  Grant(kDecode, "a", 960, attempts["a"]);
+  PassBusy(absl::Seconds(6));
+  ASSERT_TRUE(Ask("c", "other", 300).ok());  // 4 blocks
+  EXPECT_THAT(Placed(), ::testing::IsEmpty());
+  core->CancelClient("b", now);
+  core->Tick(now);
+  EXPECT_THAT(Placed(), ::testing::ElementsAre("c"));
+}
+
+// What only a worker that drains could hold would wait for a place that never comes, and hold back others.
+TEST_F(FairnessTest, NobodyWaitsForAWorkerThatDrains) {
+  Restart(DefaultOptions());
+  Join(kDecode, "d1", mesh::ROLE_DECODE);  // a context of 2048
+  mesh::WorkerMessage large = TestRegister("d2", mesh::ROLE_DECODE);
+  large.mutable_register_()->mutable_capacity()->set_context_tokens(4096);
+  large.mutable_register_()->mutable_capacity()->set_slabs(1);
+  Open(kDecode2, large);
+  Drain();
+  ASSERT_TRUE(Ask("runs", "a", 3000).ok());
+  ASSERT_TRUE(Ask("waits", "a", 3000).ok());
+  EXPECT_THAT(Placed(), ::testing::ElementsAre("runs"));
+  Beat(kDecode2, 0, 0, 0, /*draining=*/true);
+  EXPECT_EQ(
+      Drain(),
+      "client waits failed UNAVAILABLE: the only decode workers that can hold 3008 tokens are "
+      "draining; retry when another is up\n");
+  EXPECT_EQ(
+      Ask("late", "a", 3000).ToString(),
+      "UNAVAILABLE: prompt: 3000 tokens leave no room for an answer in a context of 2048, and "
+      "whoever has more is draining; retry when another is up, or shorten it");
+  EXPECT_EQ(Ask("longest", "a", 4096).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(core->context_tokens(), 4096);  // of the mesh, soon again
+  // An answer is cut to what the others hold.
+  ASSERT_TRUE(Ask("cut", "a", 10, 3000).ok());
+  EXPECT_EQ(Drain(), "1 <- StartDecode cut prompt=10 handoff=0 max=2038 attempt=17\n");
 }
 
 TEST_F(FairnessTest, CheapRequestsOfATenantPassCostlyOnesForABoundedTime) {
