@@ -28,6 +28,9 @@ namespace {
 
 constexpr auto kAwait = net::as_tuple(net::use_awaitable);
 
+constexpr size_t kAheadMax = 64 << 10;  // bytes taken from a client before their turn
+constexpr size_t kReadPiece = 16 << 10;
+
 // What the answer to one request depends on besides its content.
 struct Terms {
   unsigned version = 11;
@@ -73,7 +76,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  private:
   using Parser = http::request_parser<http::string_body>;
-  enum class ReadResult { kBytes, kEnd, kLost };
+  enum class ReadResult { kBytes, kFull, kEnd, kLost };
 
   net::awaitable<bool> ReadRequest(Parser* parser);
   // An HTTP status to refuse with, 0 when the body is whole or `error` says what went wrong.
@@ -171,10 +174,13 @@ net::awaitable<bool> Connection::ReadRequest(Parser* parser) {
     buffer_.consume(1);
   }
   if (buffer_.size() == 0) {
+    // Whoever only rests holds no memory.
+    buffer_.shrink_to_fit();
     Arm(options.idle_max);
     auto [idle_error] = co_await socket_.async_wait(Tcp::socket::wait_read, kAwait);
     Disarm();
     if (idle_error) co_return false;
+    buffer_.reserve(kReadPiece);  // reads are as large as the room there is, otherwise 512 bytes
   }
   Arm(options.read_max);
   auto [head_error, head_bytes] =
@@ -339,9 +345,12 @@ net::awaitable<void> Connection::Watch(std::shared_ptr<HttpExchange> exchange, b
     if (answered_ || wait_error) break;
     const ReadResult read = ReadAhead();
     if (read == ReadResult::kBytes) continue;
-    if (read == ReadResult::kEnd && can_probe) {
+    const bool ask = read == ReadResult::kEnd && can_probe;
+    if (ask) {
       probe_wanted_ = true;
       Notify();
+    }
+    if (ask || read == ReadResult::kFull) {
       // A client that is there stays silent; the system of one that is not answers with a reset.
       auto [reset_error] = co_await socket_.async_wait(Tcp::socket::wait_error, kAwait);
       if (answered_ || reset_error) break;
@@ -353,19 +362,16 @@ net::awaitable<void> Connection::Watch(std::shared_ptr<HttpExchange> exchange, b
   Notify();
 }
 
-// Takes what the client sent before its turn; kLost also when that is more than one whole request. Only
-// reading shows that a client is gone, so the bytes cannot stay in the socket.
+// Takes what the client sent before its turn: only reading shows that a client is gone. What is more than
+// kAheadMax stays in the socket, where the client's system holds it back.
 Connection::ReadResult Connection::ReadAhead() {
-  constexpr size_t kPiece = 16 << 10;
-  const HttpOptions& options = shared_->options;
+  if (buffer_.size() >= kAheadMax) return ReadResult::kFull;
   Error error;
-  const size_t count = socket_.read_some(buffer_.prepare(kPiece), error);
+  const size_t count = socket_.read_some(buffer_.prepare(kAheadMax - buffer_.size()), error);
   if (error == net::error::would_block || error == net::error::try_again) return ReadResult::kBytes;
   buffer_.commit(count);
   if (error == net::error::eof) return ReadResult::kEnd;
-  const bool fits =
-      static_cast<int64_t>(buffer_.size()) <= options.header_bytes_max + options.body_bytes_max;
-  return !error && fits ? ReadResult::kBytes : ReadResult::kLost;
+  return error ? ReadResult::kLost : ReadResult::kBytes;
 }
 
 // Answers and closes in a way that lets the client read the answer although it is still sending.

@@ -9,7 +9,9 @@
 // leading zero of the next chunk's size after it. The system of a client that is gone answers with a
 // reset, within a round trip; a client that is there gets its answer. Before HTTP/1.1 neither exists:
 // there, the end of the sending side ends a request whose answer is still being made. A client that was
-// cut off without a word is noticed by writes only.
+// cut off without a word is noticed by writes only, and so is one that left after it had sent more than
+// 64 KiB before their turn: no more is read while an answer is made, so that connections_max times as much
+// is all that lies here of requests whose turn has not come. The rest is read, and answered, in its turn.
 //
 // Threads: the server runs its own. Handle() is called on one of them and must not block: it
 // answers through the responder, now or later, from any thread.

@@ -36,6 +36,12 @@ class RawHttp {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;
   }
+  // Leaves so that the server hears of it at once, whatever of what was sent it has not read.
+  void Reset() {
+    const linger at_once{.l_onoff = 1, .l_linger = 0};
+    ::setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    Close();
+  }
   // Says that nothing more comes from here; answers are still read.
   void EndSending() { ::shutdown(fd_, SHUT_WR); }
   // False when the server closed first.
