@@ -8,6 +8,8 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
+#include <boost/beast/core/buffers_prefix.hpp>
+#include <boost/beast/core/buffers_suffix.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
 #include <optional>
@@ -30,6 +32,7 @@ constexpr auto kAwait = net::as_tuple(net::use_awaitable);
 
 constexpr size_t kAheadMax = 64 << 10;  // bytes taken from a client before their turn
 constexpr size_t kReadPiece = 16 << 10;
+constexpr size_t kWritePiece = 256 << 10;
 
 // What the answer to one request depends on besides its content.
 struct Terms {
@@ -400,10 +403,17 @@ net::awaitable<bool> Connection::WriteWhole(HttpResponse response, Terms terms) 
 
 net::awaitable<bool> Connection::WriteBytes(std::string_view first, std::string_view second) {
   const std::array<net::const_buffer, 2> bytes = {net::buffer(first), net::buffer(second)};
-  Arm(shared_->options.write_max);
-  auto [error, count] = co_await net::async_write(socket_, bytes, kAwait);
-  Disarm();
-  co_return !error;
+  boost::beast::buffers_suffix<std::array<net::const_buffer, 2>> left(bytes);
+  while (net::buffer_size(left) > 0) {
+    // A slow client has time for all of it, but not for as little as it likes.
+    Arm(shared_->options.write_max);
+    auto [error, count] =
+        co_await net::async_write(socket_, boost::beast::buffers_prefix(kWritePiece, left), kAwait);
+    Disarm();
+    if (error) co_return false;
+    left.consume(count);
+  }
+  co_return true;
 }
 
 }  // namespace

@@ -90,7 +90,7 @@ struct HttpOptions {
   int64_t unread_bytes_max = 4 << 20;  // chunks a slow client may leave queued
   absl::Duration read_max = absl::Seconds(30);   // a request must arrive whole within
   absl::Duration idle_max = absl::Seconds(120);  // a kept-alive connection may rest for
-  absl::Duration write_max = absl::Seconds(30);  // one write must make progress within
+  absl::Duration write_max = absl::Seconds(30);  // each 256 KiB of an answer must leave within
 };
 
 class HttpServer {

@@ -43,6 +43,11 @@ class TestHandler final : public HttpHandler {
         }
         responder->End();
       }).detach();
+    } else if (request.path == "/large") {
+      responder->Send({.status = 200,
+                       .content_type = "text/plain",
+                       .headers = {},
+                       .body = std::string(kLargeBytes, 'x')});
     } else if (request.path == "/drop") {
     } else if (request.path == "/throw") {
       throw std::runtime_error("planted");
@@ -76,6 +81,7 @@ class TestHandler final : public HttpHandler {
     throw std::runtime_error("no request is held");
   }
 
+  static constexpr size_t kLargeBytes = 60 << 20;  // more than sockets hold
   std::mutex mu;
   std::vector<std::shared_ptr<HttpResponder>> held;
   absl::Notification gone;
@@ -427,6 +433,25 @@ TEST_F(HttpServerTest, ReaderThatDoesNotKeepUpIsCut) {
   EXPECT_TRUE(handler.flood_ended);
   // What was queued, plus what the kernel's buffers took.
   EXPECT_LT(handler.flooded, 1000);
+}
+
+// Of the client that reads on but slowly nothing is cut, of the one that does not read the answer ends.
+TEST_F(HttpServerTest, SlowReaderGetsTheWholeAnswer) {
+  HttpOptions options;
+  options.write_max = absl::Seconds(1);
+  Start(options);
+  RawHttp client(server->port()), still(server->port());
+  client.Send(RawHttp::Get("/large"));
+  still.Send(RawHttp::Get("/large"));
+  EXPECT_THAT(client.ReadUntil("\r\n\r\n"), StartsWith("HTTP/1.1 200"));
+  size_t read = 0;
+  for (size_t count = 1; read < TestHandler::kLargeBytes && count > 0; read += count) {
+    absl::SleepFor(absl::Milliseconds(100));
+    count = client.ReadBytes(std::min<size_t>(2 << 20, TestHandler::kLargeBytes - read)).size();
+  }
+  EXPECT_EQ(read, TestHandler::kLargeBytes);
+  EXPECT_LT(still.ReadAll().size(), TestHandler::kLargeBytes);
+  EXPECT_TRUE(still.closed_by_peer());
 }
 
 TEST_F(HttpServerTest, ConnectionsOverTheBoundAreTurnedAway) {
