@@ -89,7 +89,8 @@ void RouterCore::Impl::KeepSession(RouterRequest& r, bool ended, absl::Time now)
   }
   std::vector<TokenId>& tokens = r.spec.prompt;
   tokens.insert(tokens.end(), r.said.begin(), r.said.end());
-  sessions.Keep(r.spec.session, r.spec.cache.salt(), std::move(tokens), ended, now);
+  sessions.Keep(r.spec.session, r.spec.cache.salt(), r.spec.request_id, std::move(tokens), ended,
+                now);
 }
 
 bool RouterCore::Impl::IsRunning(const SessionId& session) const {
@@ -222,8 +223,9 @@ void RouterCore::CallSession(SessionCall call, absl::Time now) {
   impl_->CallSession(std::move(call), now);
 }
 
-void RouterCore::TrimSession(const SessionId& session, int64_t tokens, absl::Time now) {
-  impl_->sessions.Trim(session, tokens, now);
+void RouterCore::TrimSession(const SessionId& session, const RequestId& turn, int64_t tokens,
+                             absl::Time now) {
+  impl_->sessions.Trim(session, turn, tokens, now);
 }
 
 void RouterCore::CancelSessionCall(const RequestId& id, absl::Time now) {

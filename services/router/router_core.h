@@ -167,8 +167,8 @@ class RouterCore {
   // Of a request that runs: as in ClientFinished.
   bool IsOvertaken(const RequestId& id) const;
   // The same for a turn that ended with the very tokens in which the stop string matched: its session keeps
-  // no more than `tokens`, prompt and answer.
-  void TrimSession(const SessionId& session, int64_t tokens, absl::Time now);
+  // no more than `tokens`, prompt and answer, unless a later turn has left its own there meanwhile.
+  void TrimSession(const SessionId& session, const RequestId& turn, int64_t tokens, absl::Time now);
 
   // Sessions (session_calls.h). The one SessionAnswered of a call may come at once; a cancelled call is
   // answered too.

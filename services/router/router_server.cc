@@ -364,7 +364,7 @@ void RouterServer::Deliver(ClientTokens tokens, absl::Time now) {
   const bool overtaken = tokens.overtaken || core_.IsOvertaken(tokens.request_id);
   const bool ended = !core_.CompleteClient(tokens.request_id, taken, now);
   if (ended && !overtaken && !live.session.empty()) {
-    core_.TrimSession(live.session, live.prompt_tokens + taken, now);
+    core_.TrimSession(live.session, tokens.request_id, live.prompt_tokens + taken, now);
   }
   for (RouterAction& action : core_.TakeActions()) Perform(std::move(action), now);
   Complete({tokens.request_id,

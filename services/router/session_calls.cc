@@ -53,23 +53,27 @@ SessionCalls::SessionCalls(const RouterOptions* options, RouterCounters* counter
       known_stores_(options->store_forget),
       follower_(options, counters, members, actions, &table_, &next_number_) {}
 
-void SessionCalls::Keep(const SessionId& id, const std::string& salt, std::vector<TokenId> tokens,
-                        bool ended, absl::Time now) {
+void SessionCalls::Keep(const SessionId& id, const std::string& salt, const RequestId& turn,
+                        std::vector<TokenId> tokens, bool ended, absl::Time now) {
   ++counters_->sessions.kept;
   tokens.shrink_to_fit();
   follower_.Restore(id);
-  table_.Put(id, salt, std::make_shared<const std::vector<TokenId>>(std::move(tokens)), ended, now);
+  table_.Put(id, salt, std::make_shared<const std::vector<TokenId>>(std::move(tokens)), ended, now,
+             turn);
   follower_.Changed(id, now);
 }
 
-void SessionCalls::Trim(const SessionId& id, int64_t tokens, absl::Time now) {
+void SessionCalls::Trim(const SessionId& id, const RequestId& turn, int64_t tokens,
+                        absl::Time now) {
   follower_.Restore(id);
   const Session* session = table_.Find(id);
-  if (session == nullptr || static_cast<int64_t>(session->tokens->size()) <= tokens) return;
+  // A later turn may have ended in the very message that this one did.
+  if (session == nullptr || session->turn != turn) return;
+  if (static_cast<int64_t>(session->tokens->size()) <= tokens) return;
   const auto begin = session->tokens->begin();
   table_.Put(id, std::string(session->salt),
              std::make_shared<const std::vector<TokenId>>(begin, begin + tokens),
-             /*ended=*/false, now);
+             /*ended=*/false, now, turn);
   follower_.Changed(id, now);
 }
 

@@ -48,10 +48,10 @@ class SessionCalls {
                const PrefixFeed* prefixes, std::vector<RouterAction>* actions);
 
   // The session's newest turn ended.
-  void Keep(const SessionId& id, const std::string& salt, std::vector<TokenId> tokens, bool ended,
-            absl::Time now);
-  // Leaves at most `tokens` of it.
-  void Trim(const SessionId& id, int64_t tokens, absl::Time now);
+  void Keep(const SessionId& id, const std::string& salt, const RequestId& turn,
+            std::vector<TokenId> tokens, bool ended, absl::Time now);
+  // Leaves at most `tokens` of it, if it still is what that turn left.
+  void Trim(const SessionId& id, const RequestId& turn, int64_t tokens, absl::Time now);
   // `running`: a turn of the session is being answered; `target_running`: one of the fork's.
   void Start(SessionCall call, bool running, bool target_running, absl::Time now);
   // The client left: answered with CANCELLED.

@@ -16,11 +16,12 @@ void StoredRecord::OnlyOf(const std::vector<TokenId>& of, const std::vector<Toke
 }
 
 bool SessionTable::Put(const SessionId& id, const std::string& salt, SessionTokens tokens,
-                       bool ended, absl::Time now) {
+                       bool ended, absl::Time now, RequestId turn) {
   Session session;
   session.tokens = std::move(tokens);
   session.ended = ended;
   session.used = now;
+  session.turn = std::move(turn);
   session.salt = salt;
   if (const Session* before = Find(id)) {
     session.record = before->record;

@@ -42,6 +42,7 @@ struct Session {
   bool ended = false;    // the newest answer ended with a stop token
   absl::Time used;
   uint64_t version = 0;  // another one after every change of the above
+  RequestId turn;        // that left the tokens; empty: none of this router's
   std::string salt;
   std::optional<StoredRecord> record;
   // Every store that had joined by then (their count) was asked for a record: without `record` none of them
@@ -66,7 +67,7 @@ class SessionTable {
   // Replaces what was there, but for what is known of its record. False when it alone is larger than all
   // room: then there is none of that name.
   bool Put(const SessionId& id, const std::string& salt, SessionTokens tokens, bool ended,
-           absl::Time now);
+           absl::Time now, RequestId turn = "");
   // The same with all that is known of it; without a version it gets one.
   bool Insert(const SessionId& id, Session session);
   // Null: not known. Does not count as a use.

@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 
+#include "absl/synchronization/notification.h"
 #include "tests/unit/services/fake_mesh.h"
 
 namespace deltamesh {
@@ -96,6 +97,76 @@ TEST(RouterServerTest, AfterAPauseTheBacklogIsHeardBeforeAnybodyIsSilent) {
   clock.Advance(absl::Hours(1));
   EXPECT_TRUE(FakeMesh::Await([&] { return ask(workers) == 0; }));
   router.Stop();
+}
+
+class EndSink final : public AnswerSink {
+ public:
+  void OnEvent(AnswerEvent) override {}
+  void OnEnd(AnswerEnd end) override {
+    answer = std::move(end);
+    ended.Notify();
+  }
+  void OnError(const absl::Status& status) override {
+    ADD_FAILURE() << status;
+    ended.Notify();
+  }
+  absl::Notification ended;
+  AnswerEnd answer;
+};
+
+// One message of a worker ends two turns of a session. When the first one's stop string is found, the second
+// one's tokens are the session's already: they stay whole.
+TEST(RouterServerTest, AStopStringCutsNoLaterTurnOfItsSession) {
+  FakeMesh fake;
+  fake.script = [](const mesh::StartDecode&) {
+    Script silent;
+    silent.end = false;
+    return silent;
+  };
+  fake.Join();
+  std::vector<std::shared_ptr<EndSink>> sinks;
+  SessionId session;
+  for (const size_t turn : {0u, 1u}) {
+    GenerateSpec spec;
+    spec.input = std::string("Count");
+    spec.cache.set_session("s");
+    if (turn == 0) spec.stop = {"three"};
+    absl::StatusOr<PreparedRequest> prepared = fake.front->Prepare(std::move(spec));
+    ASSERT_TRUE(prepared.ok()) << prepared.status();
+    session = prepared->request.session;
+    sinks.push_back(std::make_shared<EndSink>());
+    fake.router->Generate(*std::move(prepared), sinks.back());
+    ASSERT_TRUE(FakeMesh::Await([&] { return fake.started().size() == turn + 1; }));
+  }
+  mesh::WorkerMessage both;
+  for (const mesh::StartDecode& start : fake.started()) {
+    mesh::SequenceOutput* o = both.mutable_outputs()->add_sequences();
+    o->set_request_id(start.request_id());
+    o->set_attempt(start.attempt());
+    const bool first = both.outputs().sequences_size() == 1;
+    for (const TokenId token : fake.Say(first ? "one two three" : "one two three four").tokens) {
+      o->add_tokens(token);
+    }
+    o->set_end(mesh::SequenceOutput::STOP_TOKEN);
+    o->add_tokens(fake.front->tokenizer().eos_ids().front());
+  }
+  fake.router->OnLinkMessage(FakeMesh::kLink, both);
+  for (const auto& sink : sinks) {
+    ASSERT_TRUE(sink->ended.WaitForNotificationWithTimeout(absl::Seconds(5)));
+  }
+  EXPECT_EQ(sinks[0]->answer.stop_string, "three");
+  EXPECT_LT(sinks[0]->answer.session_tokens, sinks[1]->answer.session_tokens);
+  std::atomic<int64_t> tokens = -1;
+  SessionCall call;
+  call.id = "get";
+  call.session = session;
+  call.name = "s";
+  fake.router->CallSession(std::move(call), [&](SessionAnswered answered) {
+    EXPECT_TRUE(answered.status.ok()) << answered.status;
+    tokens = answered.status.ok() ? static_cast<int64_t>(answered.state.tokens->size()) : 0;
+  });
+  ASSERT_TRUE(FakeMesh::Await([&] { return tokens >= 0; }));
+  EXPECT_EQ(tokens, sinks[1]->answer.session_tokens);
 }
 
 }  // namespace

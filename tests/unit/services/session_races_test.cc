@@ -242,7 +242,7 @@ TEST_F(SessionRacesTest, WhatWasPushedOutGoesOnWithTheNextTurnTrimOrFork) {
   EXPECT_EQ(Reply(kDecode, 2, kFull), "");
   EXPECT_EQ(Wait(absl::Seconds(2)), "2 <- Suspend 4 tokens=31\n");
   push_out();
-  core->TrimSession(Id("s"), 15, now);
+  core->TrimSession(Id("s"), "turn", 15, now);
   EXPECT_EQ(Call(Kind::kGet, "s"), "session c: 15 tokens, position 0 at \"\" \n");
   push_out();
   EXPECT_EQ(Call(Kind::kFork, "t", "s", true),
