@@ -18,8 +18,12 @@ std::span<std::byte> BytesOfSlot(const SlotRef& slot, int64_t bytes) {
   return {reinterpret_cast<std::byte*>(slot.data()), static_cast<size_t>(bytes)};
 }
 
-double SecondsSince(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+int64_t SteadyNanos() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double SecondsSince(int64_t begin_ns) {
+  return static_cast<double>(SteadyNanos() - begin_ns) * 1e-9;
 }
 
 }  // namespace
@@ -47,7 +51,10 @@ struct StateTier::Reading {
   std::vector<PrefixKey> path;
   SnapshotKind kind;
   StagedSnapshot staged;
-  int64_t have = 0;  // leading blocks that were in memory already
+  int64_t have = 0;   // leading blocks that were in memory already
+  int64_t bytes = 0;  // to read
+  int64_t files = 1;
+  std::atomic<int64_t> begun_ns = 0;  // on the clock of SecondsSince; 0: it waits
   StoreTier tier;
   std::weak_ptr<StateLoad> load;
   std::shared_ptr<std::atomic<bool>> cancelled;
@@ -86,6 +93,7 @@ void StateTier::Poll(absl::Time now) {
     if (queue == nullptr) continue;
     for (IoQueue::Finish& finish : queue->TakeFinished()) finish();
   }
+  if (probe_ != nullptr && (probe_->ended_ || now >= probe_until_)) probe_ = nullptr;
   Scan(now);
   if (now < check_at_) return;
   check_at_ = now + options_.check_every;
@@ -293,7 +301,7 @@ StateLoadRef StateTier::Load(std::span<const PrefixKey> path, double tokens_per_
     if (blocks <= memory.snapshot.value()) break;
     const StoreRead read = {.bytes = ReadBytes(blocks, memory.latents.value()),
                             .files = below.match.files,
-                            .ahead = reading_};
+                            .ahead = ReadsOf(below.tier)};
     const int64_t saved = (blocks - memory.snapshot.value()) * kBlockTokens;
     if (ReadsFromStore(read, saved, rate(below.tier), tokens_per_second)) {
       const auto load =
@@ -304,9 +312,40 @@ StateLoadRef StateTier::Load(std::span<const PrefixKey> path, double tokens_per_
       return nullptr;
     }
     skip[static_cast<size_t>(below.tier)] = true;
+    Probe(path, below.tier, below.match,
+          absl::Seconds(static_cast<double>(saved) / tokens_per_second));
   }
   counts_.slower += skip != std::array<bool, kStoreTiers>{};
   return nullptr;
+}
+
+int64_t StateTier::ReadsOf(StoreTier tier) const {
+  return std::count_if(loading_.begin(), loading_.end(),
+                       [&](const auto& one) { return one.second->tier == tier; });
+}
+
+// What prompts do not read is not measured by them, and would stay slow for ever. Nobody waits for a probe,
+// and what it brings is kept. It costs, each `probe_every`, memory for one state, one of `loads_max`, and the
+// tier's thread for as long as computing the state takes: so long a session or a record may have to wait.
+void StateTier::Probe(std::span<const PrefixKey> path, StoreTier tier, const StoreMatch& match,
+                      absl::Duration worth) {
+  absl::Time& at = probe_at_[static_cast<size_t>(tier)];
+  if (probe_ != nullptr || now_ < at) return;
+  at = now_ + options_.probe_every;
+  const auto load = BeginRead(path, tier, match, [](const absl::Status&, int64_t) {});
+  if (!load.ok()) return;
+  probe_ = *load;
+  probe_until_ = now_ + std::min(worth, options_.load_max);
+}
+
+void StateTier::NoQuickerThan(const Reading& reading, double seconds) {
+  double& rate = rates_[static_cast<size_t>(reading.tier)];
+  const double of_bytes = seconds - kStoreFileSeconds * static_cast<double>(reading.files);
+  const double most = static_cast<double>(reading.bytes) / std::max(of_bytes, 1e-6);
+  // One that ended early, and says no more than was known, is no measurement.
+  if (most >= (rate > 0 ? rate : kAssumedStoreBytesPerSecond)) return;
+  rate = most;
+  probe_at_[static_cast<size_t>(reading.tier)] = now_ + options_.probe_every;
 }
 
 void StateTier::CountLoad(const absl::Status& status) {
@@ -363,6 +402,8 @@ absl::StatusOr<StateLoadRef> StateTier::BeginRead(std::span<const PrefixKey> pat
   reading->path.assign(to.begin(), to.end());
   reading->kind = match.kind;
   reading->tier = tier;
+  reading->files = match.files;
+  reading->bytes = ReadBytes(match.snapshot.value(), reading->have);
   reading->read.push_back(std::move(read));
   const auto load = std::make_shared<StateLoad>();
   load->deadline_ = now_ + options_.load_max;
@@ -371,19 +412,18 @@ absl::StatusOr<StateLoadRef> StateTier::BeginRead(std::span<const PrefixKey> pat
   loading_[to.back()] = reading;
   ++reading_;
   IoQueue& from = queue(tier);
-  from.PushUrgent(
-      ReadBytes(match.snapshot.value(), reading->have),
-      [this, reading, &from]() -> IoQueue::Finish {
-        const auto begin = std::chrono::steady_clock::now();
-        const CancelCheck cancelled = [&] { return *reading->cancelled || from.stopping(); };
-        const StateTarget target = reading->target(cache_->pools().layout);
-        const absl::StatusOr<int64_t> bytes =
-            cancelled()                         ? absl::StatusOr<int64_t>(Cancelled("nobody waits"))
-            : reading->tier == StoreTier::kDisk ? disk_->Read(target, cancelled)
-                                                : objects_->Read(target, cancelled);
-        return [this, reading, status = bytes.status(), bytes = bytes.ok() ? *bytes : 0,
-                seconds = SecondsSince(begin)] { EndRead(reading, status, bytes, seconds); };
-      });
+  from.PushUrgent(reading->bytes, [this, reading, &from]() -> IoQueue::Finish {
+    const int64_t begin = SteadyNanos();
+    reading->begun_ns = begin;
+    const CancelCheck cancelled = [&] { return *reading->cancelled || from.stopping(); };
+    const StateTarget target = reading->target(cache_->pools().layout);
+    const absl::StatusOr<int64_t> bytes =
+        cancelled()                         ? absl::StatusOr<int64_t>(Cancelled("nobody waits"))
+        : reading->tier == StoreTier::kDisk ? disk_->Read(target, cancelled)
+                                            : objects_->Read(target, cancelled);
+    return [this, reading, status = bytes.status(), bytes = bytes.ok() ? *bytes : 0,
+            seconds = SecondsSince(begin)] { EndRead(reading, status, bytes, seconds); };
+  });
   return load;
 }
 
@@ -395,8 +435,11 @@ void StateTier::EndRead(const std::shared_ptr<Reading>& reading, const absl::Sta
     double& rate = rates_[static_cast<size_t>(reading->tier)];
     const double measured = static_cast<double>(bytes) / std::max(seconds, 1e-6);
     rate = rate == 0 ? measured : kRateKept * rate + (1 - kRateKept) * measured;
+    probe_at_[static_cast<size_t>(reading->tier)] = now_ + options_.probe_every;
     const SnapshotSpec spec = {.blocks = reading->staged.blocks, .kind = reading->kind};
     cache_->Publish(reading->path, std::move(reading->staged), spec, now_);
+  } else if (!RefusalOf(status) && !absl::IsNotFound(status)) {
+    NoQuickerThan(*reading, seconds);
   }
   if (const StateLoadRef load = reading->load.lock()) load->ended_ = true;
   for (const Read& read : reading->read) read(status, bytes);
@@ -406,6 +449,12 @@ bool StateTier::Ended(const StateLoadRef& load, absl::Time now) {
   if (!load->ended_ && now >= load->deadline_) {
     load->ended_ = true;  // for all who wait; what arrives later is kept all the same
     ++counts_.late;
+    // Known at once: when the read itself ends, if it hangs, nobody can tell.
+    for (const auto& [key, reading] : loading_) {
+      const int64_t begun_ns = reading->begun_ns;
+      if (begun_ns == 0 || reading->load.lock() != load) continue;
+      NoQuickerThan(*reading, SecondsSince(begun_ns));
+    }
   }
   return load->ended_;
 }

@@ -55,6 +55,7 @@ struct StateTierOptions {
   absl::Duration list_every = absl::Seconds(60);   // and to the bucket
   absl::Duration retry_after = absl::Seconds(10);  // a write that failed
   absl::Duration load_max = absl::Seconds(30);     // then a prompt is computed after all
+  absl::Duration probe_every = absl::Minutes(1);   // of a tier that is slower than computing
   double nearly_full = 0.75;                       // of a bound
   int64_t writes_at_once = 16;                     // begun by one check
   int64_t queue_bytes_max = int64_t{4} << 30;      // of writes that wait, per queue
@@ -95,7 +96,8 @@ class StateTier final : public SessionStore {
   // ---- prompts ----
 
   // Begins to read a state for a prompt, when a tier has a deeper one than memory and reading it should be
-  // quicker than computing at `tokens_per_second` (0: not known, then it is). Null: compute.
+  // quicker than computing at `tokens_per_second` (0: not known, then it is). Null: compute. A tier that is
+  // slower is read now and then all the same, for nobody to wait, to learn whether it still is.
   StateLoadRef Load(std::span<const PrefixKey> path, double tokens_per_second, absl::Time now);
   // The names of all blocks of a state that is on disk; empty: it is not.
   std::vector<PrefixKey> StoredPath(const PrefixKey& key) const;
@@ -161,6 +163,7 @@ class StateTier final : public SessionStore {
   }
   double rate(StoreTier tier) const { return rates_[static_cast<size_t>(tier)]; }
   int64_t ReadBytes(int64_t blocks, int64_t have) const;
+  int64_t ReadsOf(StoreTier tier) const;  // that are under way or wait
 
   // ---- writing ----
   using Written = std::function<void(const absl::Status& status, int64_t bytes)>;
@@ -179,6 +182,11 @@ class StateTier final : public SessionStore {
   absl::StatusOr<StateLoadRef> BeginRead(std::span<const PrefixKey> path, StoreTier tier,
                                          const StoreMatch& match, Read read);
   void CountLoad(const absl::Status& status);
+  // It took so long and had not ended: an upper bound of its tier's rate.
+  void NoQuickerThan(const Reading& reading, double seconds);
+  // Reads for the rate alone when that is due; not for longer than reading is worth.
+  void Probe(std::span<const PrefixKey> path, StoreTier tier, const StoreMatch& match,
+             absl::Duration worth);
   void EndRead(const std::shared_ptr<Reading>& reading, const absl::Status& status, int64_t bytes,
                double seconds);
   struct Deepest {
@@ -222,6 +230,9 @@ class StateTier final : public SessionStore {
   absl::flat_hash_map<PrefixKey, std::shared_ptr<Reading>> loading_;
   int64_t reading_ = 0;
   std::array<double, kStoreTiers> rates_{};  // bytes per second
+  std::array<absl::Time, kStoreTiers> probe_at_ = {absl::InfinitePast(), absl::InfinitePast()};
+  StateLoadRef probe_;  // at most one
+  absl::Time probe_until_;
   std::vector<SessionStoreDone> done_;
   std::vector<StateLoadRef> resuming_;  // keeps them from being cancelled
   Counts counts_;

@@ -417,5 +417,86 @@ TEST_F(StateTierFaultsTest, WhereTheBucketIsTooSlowTheDiskIsRead) {
   EXPECT_EQ(t.cache->Find(path).snapshot.value(), 3);
 }
 
+// A bucket that lives and is slow costs one prompt the longest wait, not each.
+TEST_F(StateTierFaultsTest, ABucketThatIsLateIsNotWaitedForAgain) {
+  const auto prompt = RandomPrompt(5, 200, testing::kVocab);
+  const auto path = TieredEngine::PathOf(prompt);
+  {
+    TieredEngine other(kFamily, "", std::make_unique<MemoryObjects>(&bucket_));
+    other.Run(prompt);
+    other.Settle(absl::Seconds(31));
+  }
+  auto t = Engine(nullptr);
+  StateTierOptions options;
+  options.load_max = absl::Milliseconds(500);
+  auto objects = std::make_unique<ObjectStates>(
+      ObjectStatesOptions{
+          .bytes_max = int64_t{64} << 20,
+          .identity = {.model = "model", .layout = t->engine.engine->pools().layout}},
+      std::make_unique<MemoryObjects>(&bucket_), &t->clock);
+  t->tier = std::make_unique<StateTier>(options, t->cache.get(), nullptr, std::move(objects),
+                                        nullptr);  // with threads
+  const auto wait_until = [&](const std::function<bool()>& done) {
+    while (!done()) {
+      absl::SleepFor(absl::Milliseconds(1));
+      t->tier->Poll(absl::Now());
+    }
+  };
+  t->tier->Poll(absl::Now());
+  wait_until([&] { return t->tier->idle(); });
+  bucket_.opening = absl::Milliseconds(1200);
+  constexpr double kTokensPerSecond = 1000;  // 192 of them, which is less than the longest wait
+  StateLoadRef load = t->tier->Load(path, kTokensPerSecond, absl::Now());
+  ASSERT_NE(load, nullptr);  // nothing is known of the bucket
+  wait_until([&] { return t->tier->Ended(load, absl::Now()); });
+  EXPECT_EQ(t->Metric("store_loads_total", "late"), 1);
+  load = nullptr;
+  // While that read still hangs, and after it.
+  EXPECT_EQ(t->tier->Load(path, kTokensPerSecond, absl::Now()), nullptr);
+  EXPECT_EQ(t->Metric("store_loads_total", "slower"), 1);
+  wait_until([&] { return t->tier->idle(); });
+  EXPECT_EQ(t->tier->Load(path, kTokensPerSecond, absl::Now()), nullptr);
+  EXPECT_EQ(t->Metric("store_loads_total", "slower"), 2);
+  EXPECT_TRUE(t->tier->idle());
+}
+
+// What was slow once is tried again, with nobody waiting, and read once it is quicker.
+TEST_F(StateTierFaultsTest, ABucketThatWasSlowIsTriedAgain) {
+  const auto prompt = RandomPrompt(5, 400, testing::kVocab);
+  const auto path = TieredEngine::PathOf(prompt);
+  constexpr double kTokensPerSecond = 1000;  // 384 of them
+  {
+    TieredEngine other(kFamily, "", std::make_unique<MemoryObjects>(&bucket_));
+    other.Run(prompt);
+    other.Settle(absl::Seconds(31));
+  }
+  auto t = Engine(nullptr);
+  bucket_.opening = absl::Milliseconds(450);  // rates are of real time
+  {
+    const StateLoadRef load = t->tier->Load(path, kTokensPerSecond, t->clock.now);
+    ASSERT_NE(load, nullptr);
+    t->Settle();
+    EXPECT_TRUE(t->tier->Ended(load, t->clock.now));
+  }
+  t->cache->Clear();
+  bucket_.opening = absl::ZeroDuration();
+  const auto blocks_after_a_try = [&](absl::Duration passed, absl::Duration until_it_is_read) {
+    t->clock.now += passed;
+    EXPECT_EQ(t->tier->Load(path, kTokensPerSecond, t->clock.now), nullptr);
+    t->clock.now += until_it_is_read;
+    t->Settle();
+    return t->cache->Find(path).snapshot.value();
+  };
+  const absl::Duration soon = absl::Milliseconds(1);
+  EXPECT_EQ(blocks_after_a_try(absl::Seconds(30), soon), 0);
+  EXPECT_EQ(blocks_after_a_try(absl::Seconds(40), absl::Seconds(1)),
+            0);  // it is no longer worth it
+  EXPECT_EQ(blocks_after_a_try(absl::Seconds(30), soon), 0);
+  EXPECT_EQ(blocks_after_a_try(absl::Seconds(40), soon), 6);
+  EXPECT_EQ(t->Metric("store_loads_total", "hit"), 1);
+  t->cache->Clear();
+  EXPECT_NE(t->tier->Load(path, kTokensPerSecond, t->clock.now), nullptr);
+}
+
 }  // namespace
 }  // namespace deltamesh
