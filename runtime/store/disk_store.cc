@@ -185,8 +185,18 @@ std::vector<DiskStore::File> DiskStore::FilesOf(const PrefixKey& key) const {
   return files;
 }
 
-absl::StatusOr<std::unique_ptr<ByteReader>> DiskStore::OpenState(const PrefixKey& key) const {
-  return folder_->OpenFile(NameOf(key));
+absl::StatusOr<std::unique_ptr<ByteReader>> DiskStore::OpenState(const StoredState& state) {
+  const std::string name = NameOf(state.key);
+  const auto open = [&]() -> absl::StatusOr<std::unique_ptr<ByteReader>> {
+    ASSIGN_OR_RETURN(std::unique_ptr<ByteReader> reader, folder_->OpenFile(name));
+    ASSIGN_OR_RETURN(const StateHeader header, ReadStateHeader(*reader));
+    RETURN_IF_ERROR(CheckStateHeader(header, options_.identity, state.key));
+    if (header.from != state.from) return NotFound("%s was written anew", name);
+    return reader;
+  };
+  absl::StatusOr<std::unique_ptr<ByteReader>> reader = open();
+  if (!reader.ok()) Failed(reader.status(), name);
+  return reader;
 }
 
 std::vector<PrefixKey> DiskStore::Resting(

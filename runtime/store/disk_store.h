@@ -79,13 +79,14 @@ class DiskStore {
   std::vector<std::string> Unsent(size_t most) const;
   absl::Status MarkSent(std::string_view name, std::string_view sent);
 
-  // For another tier: the files of a state, root first, and their bytes (disk).
+  // For another tier: the files of a state, root first, and the bytes of one whose header is still as it was
+  // learned (disk). As for Read: NOT_FOUND, it is gone or was written anew; refused, it was removed.
   struct File {
     PrefixKey key;
     StoredState state;
   };
   std::vector<File> FilesOf(const PrefixKey& key) const;
-  absl::StatusOr<std::unique_ptr<ByteReader>> OpenState(const PrefixKey& key) const;
+  absl::StatusOr<std::unique_ptr<ByteReader>> OpenState(const StoredState& state);
   // States without children that rested since `before`, and the next to go when the folder is fuller than
   // `fill` of its bound; at most `most` of those that are `wanted`.
   std::vector<PrefixKey> Resting(absl::Time before, double fill, size_t most,

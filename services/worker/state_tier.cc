@@ -261,12 +261,8 @@ absl::StatusOr<int64_t> StateTier::UploadFiles(const PrefixKey& key, const Cance
   int64_t sent = 0;
   for (const DiskStore::File& file : files) {
     if (objects_->Has(file.key)) continue;
-    ASSIGN_OR_RETURN(const std::unique_ptr<ByteReader> bytes, disk_->OpenState(file.key));
-    // Whoever reads it checks its content; here that is only what its name will say.
-    ASSIGN_OR_RETURN(const StateHeader header, ReadStateHeader(*bytes));
-    if (header.key != file.key || header.from != file.state.from) {
-      return NotFound("the state at %s was written anew", file.key.Hex());
-    }
+    // What its name will say was checked; whoever reads it checks its content.
+    ASSIGN_OR_RETURN(const std::unique_ptr<ByteReader> bytes, disk_->OpenState(file.state));
     RETURN_IF_ERROR(objects_->PutFile(file.state, *bytes, cancelled));
     sent += bytes->size();
   }

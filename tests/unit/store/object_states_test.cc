@@ -172,11 +172,11 @@ TEST_F(ObjectStatesTest, FilesGoUpAsTheyAre) {
   auto store = Store();
   const auto files = (*disk)->FilesOf(path.back());
   ASSERT_EQ(files.size(), 3u);
-  auto last = (*disk)->OpenState(files[2].key);
+  auto last = (*disk)->OpenState(files[2].state);
   EXPECT_EQ(store->PutFile(files[2].state, **last, nullptr).code(),
             absl::StatusCode::kFailedPrecondition);
   for (const auto& file : files) {
-    auto bytes = (*disk)->OpenState(file.key);
+    auto bytes = (*disk)->OpenState(file.state);
     ASSERT_TRUE(store->PutFile(file.state, **bytes, nullptr).ok());
   }
   auto other = Store();

@@ -322,6 +322,29 @@ TEST_F(StateTierFaultsTest, AllThatRestsIsUploadedInTheEnd) {
   EXPECT_EQ(t.Metric("store_states", "object_store"), 5);
 }
 
+// Its header was damaged after it was learned.
+TEST_F(StateTierFaultsTest, ADamagedStateIsNotUploadedButRemoved) {
+  StateTierOptions options;
+  options.write_after = absl::Seconds(2);
+  options.upload_after = absl::Seconds(20);
+  options.scan_every = absl::Hours(1);  // which would find it, too
+  TieredEngine t(kFamily, folder_.path, std::make_unique<MemoryObjects>(&bucket_), options);
+  for (uint64_t i = 0; i < 5; ++i) t.Run(RandomPrompt(20 + i, 70, testing::kVocab), 1);
+  t.Settle(absl::Seconds(5));
+  ASSERT_EQ(t.Metric("store_states", "disk"), 5);
+  t.cache->Clear();  // or it is written anew
+  const auto path = TieredEngine::PathOf(RandomPrompt(20, 70, testing::kVocab));
+  const std::string file = folder_.path + "/" + path.back().Hex() + ".state";
+  std::string bytes = testing::ReadFile(file);
+  bytes.at(100) ^= 1;
+  testing::WriteFile(file, bytes);
+  for (int i = 0; i < 10; ++i) t.Settle(absl::Seconds(10));
+  EXPECT_EQ(t.Metric("store_states", "object_store"), 4);
+  EXPECT_EQ(t.Metric("store_states", "disk"), 4);
+  EXPECT_EQ(t.Metric("store_refused_total", "bad_header"), 1);
+  EXPECT_EQ(t.Metric("store_unwritten_total", "upload"), 1);
+}
+
 // One worker put a session in parts, another has it as one file: what goes on from its first blocks there hangs
 // on the parts.
 TEST_F(StateTierFaultsTest, AStateWhoseParentIsThereInPartsIsPutOnce) {
