@@ -11,8 +11,8 @@
 namespace deltamesh {
 namespace {
 
-constexpr double kRateKept = 0.7;  // of the measured rate, when a new one comes
-constexpr size_t kUploadsAtOnce = 4;
+constexpr double kRateKept = 0.7;           // of the measured rate, when a new one comes
+constexpr size_t kFailedUploadsMax = 4096;  // of which it is known
 
 std::span<std::byte> BytesOfSlot(const SlotRef& slot, int64_t bytes) {
   return {reinterpret_cast<std::byte*>(slot.data()), static_cast<size_t>(bytes)};
@@ -221,22 +221,45 @@ bool StateTier::Write(std::vector<PrefixKey> path, StoreTier to, bool urgent, Wr
 
 void StateTier::UploadDue(absl::Time now) {
   if (disk_ == nullptr || objects_ == nullptr || uploading_ || now < upload_at_) return;
-  // The disk is left a margin: what goes next should be up before it has to go.
-  const std::vector<PrefixKey> next =
-      disk_->Resting(now - options_.upload_after, options_.nearly_full, 1,
-                     [this](const PrefixKey& key) { return !objects_->Has(key); });
+  // The disk is left a margin: what goes next should be up before it has to go. Those that failed come after
+  // all others, so that what fails for good (too large, on a bad sector) keeps nothing back.
+  std::vector<PrefixKey> next;
+  for (const bool again : {false, true}) {
+    if (!next.empty() || (again && failed_uploads_.empty())) break;
+    next = disk_->Resting(now - options_.upload_after, options_.nearly_full, 1,
+                          [this, again, now](const PrefixKey& key) {
+                            const auto failed = failed_uploads_.find(key);
+                            const bool known = failed != failed_uploads_.end();
+                            return known == again && (!known || failed->second.next <= now) &&
+                                   !objects_->Has(key);
+                          });
+  }
   if (next.empty()) return;
   const PrefixKey& key = next.front();
   uploading_ = Upload(key, /*urgent=*/false, [this, key](const absl::Status& status, int64_t) {
     uploading_ = false;
     // One that is up and cannot be found there would be the next again.
     if (status.ok() && objects_->Has(key)) {
+      failed_uploads_.erase(key);
       check_at_ = absl::InfinitePast();  // the next one
     } else {
+      UploadLater(key);
       upload_at_ = now_ + options_.retry_after;
     }
   });
   if (!uploading_) ++counts_.no_room;
+}
+
+void StateTier::UploadLater(const PrefixKey& key) {
+  if (!failed_uploads_.contains(key) && failed_uploads_.size() >= kFailedUploadsMax) {
+    failed_uploads_.erase(std::min_element(
+        failed_uploads_.begin(), failed_uploads_.end(),
+        [](const auto& a, const auto& b) { return a.second.next < b.second.next; }));
+  }
+  FailedUpload& failed = failed_uploads_[key];
+  failed.wait =
+      std::max(options_.retry_after, std::min(2 * failed.wait, options_.upload_retry_max));
+  failed.next = now_ + failed.wait;
 }
 
 bool StateTier::Upload(const PrefixKey& key, bool urgent, Written written) {

@@ -54,13 +54,14 @@ struct StateTierOptions {
   absl::Duration scan_every = absl::Seconds(10);   // for what other processes wrote to the folder
   absl::Duration list_every = absl::Seconds(60);   // and to the bucket
   absl::Duration retry_after = absl::Seconds(10);  // a write that failed
-  absl::Duration load_max = absl::Seconds(30);     // then a prompt is computed after all
-  absl::Duration probe_every = absl::Minutes(1);   // of a tier that is slower than computing
-  double nearly_full = 0.75;                       // of a bound
-  int64_t writes_at_once = 16;                     // begun by one check
-  int64_t queue_bytes_max = int64_t{4} << 30;      // of writes that wait, per queue
-  int64_t loads_max = 4;                           // states being read at once
-  std::string object_url;                          // as logs call the object store
+  absl::Duration upload_retry_max = absl::Minutes(10);  // doubled up to this, of one state
+  absl::Duration load_max = absl::Seconds(30);          // then a prompt is computed after all
+  absl::Duration probe_every = absl::Minutes(1);        // of a tier that is slower than computing
+  double nearly_full = 0.75;                            // of a bound
+  int64_t writes_at_once = 16;                          // begun by one check
+  int64_t queue_bytes_max = int64_t{4} << 30;           // of writes that wait, per queue
+  int64_t loads_max = 4;                                // states being read at once
+  std::string object_url;                               // as logs call the object store
   bool threads = true;  // false: RunIo does the work, for tests in one thread
 };
 
@@ -171,6 +172,7 @@ class StateTier final : public SessionStore {
   // Copies the snapshot at the end of `path` from memory to a tier; false when the queue is full.
   bool Write(std::vector<PrefixKey> path, StoreTier to, bool urgent, Written written);
   void UploadDue(absl::Time now);
+  void UploadLater(const PrefixKey& key);
   // Copies a state's files from the disk to the object store, parents first.
   // False when the queue is full.
   bool Upload(const PrefixKey& key, bool urgent, Written written);
@@ -219,6 +221,12 @@ class StateTier final : public SessionStore {
              list_at_ = absl::InfinitePast();
   // A tier that failed is left alone for a while.
   absl::Time write_at_ = absl::InfinitePast(), upload_at_ = absl::InfinitePast();
+  // States that could not be sent on, and when to try again.
+  struct FailedUpload {
+    absl::Duration wait;
+    absl::Time next;
+  };
+  absl::flat_hash_map<PrefixKey, FailedUpload> failed_uploads_;
   bool scanning_ = false, listing_ = false, uploading_ = false, sending_ = false;
   // Names of records whose newest content may be on disk only; and when to try again.
   std::set<std::string> unsent_;

@@ -322,6 +322,30 @@ TEST_F(StateTierFaultsTest, AllThatRestsIsUploadedInTheEnd) {
   EXPECT_EQ(t.Metric("store_states", "object_store"), 5);
 }
 
+// The least valuable of them, which would go up first, never does.
+TEST_F(StateTierFaultsTest, AStateThatCannotBeUploadedKeepsNoOthersBack) {
+  StateTierOptions options;
+  options.write_after = absl::Seconds(2);
+  options.upload_after = absl::Seconds(20);
+  TieredEngine t(kFamily, folder_.path, std::make_unique<MemoryObjects>(&bucket_), options);
+  for (uint64_t i = 0; i < 5; ++i) t.Run(RandomPrompt(20 + i, 70, testing::kVocab), 1);
+  t.Settle(absl::Seconds(5));
+  ASSERT_EQ(t.Metric("store_states", "disk"), 5);
+  bucket_.down = true;
+  bucket_.refuses =
+      "states/" + TieredEngine::PathOf(RandomPrompt(20, 70, testing::kVocab)).back().Hex();
+  for (int i = 0; i < 10; ++i) t.Settle(absl::Seconds(10));
+  EXPECT_EQ(t.Metric("store_states", "object_store"), 4);
+  // It is tried ever less often, and goes up when it can.
+  const int64_t before = bucket_.calls;
+  for (int i = 0; i < 360; ++i) t.Settle(absl::Seconds(10));
+  EXPECT_GE(bucket_.calls - before, 5);
+  EXPECT_LE(bucket_.calls - before, 12);
+  bucket_.down = false;
+  for (int i = 0; i < 61; ++i) t.Settle(absl::Seconds(10));
+  EXPECT_EQ(t.Metric("store_states", "object_store"), 5);
+}
+
 // Its header was damaged after it was learned.
 TEST_F(StateTierFaultsTest, ADamagedStateIsNotUploadedButRemoved) {
   StateTierOptions options;
