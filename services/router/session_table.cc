@@ -40,14 +40,17 @@ bool SessionTable::Insert(const SessionId& id, Session session) {
     return false;
   }
   while (sessions() >= sessions_max_ || bytes_ + bytes > bytes_max_) {
-    const Order::iterator least = tenants_.at(by_bytes_.rbegin()->second).order.begin();
+    // Where room for both lacks, what frees bytes frees an entry too.
+    const std::string& most =
+        bytes_ + bytes > bytes_max_ ? by_bytes_.rbegin()->second : std::get<2>(*by_count_.rbegin());
+    const Order::iterator least = tenants_.at(most).order.begin();
     const Entry entry = *least;
     Erase(least);
     ++evicted_;
     if (on_evicted_) on_evicted_(entry.id, entry.session);
   }
   const std::string salt = session.salt;
-  AddBytes(salt, bytes);
+  Count(salt, bytes, 1);
   Order& order = tenants_.at(salt).order;
   by_id_[id] = order.insert(order.end(), Entry{id, std::move(session)});
   return true;
@@ -86,19 +89,22 @@ void SessionTable::Erase(Order::iterator entry) {
   const int64_t bytes = BytesOf(entry->session);
   by_id_.erase(entry->id);
   tenants_.at(salt).order.erase(entry);
-  AddBytes(salt, -bytes);
+  Count(salt, -bytes, -1);
 }
 
 // Of a tenant with nothing left nothing is kept.
-void SessionTable::AddBytes(const std::string& salt, int64_t bytes) {
+void SessionTable::Count(const std::string& salt, int64_t bytes, int64_t entries) {
   Tenant& tenant = tenants_[salt];
   by_bytes_.erase({tenant.bytes, salt});
+  by_count_.erase({tenant.entries, tenant.bytes, salt});
   tenant.bytes += bytes;
+  tenant.entries += entries;
   bytes_ += bytes;
-  if (tenant.bytes == 0) {
+  if (tenant.entries == 0) {
     tenants_.erase(salt);
   } else {
     by_bytes_.insert({tenant.bytes, salt});
+    by_count_.insert({tenant.entries, tenant.bytes, salt});
   }
 }
 

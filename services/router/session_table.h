@@ -1,6 +1,6 @@
 // The sessions a router remembers: their tokens, and little else. Bounded in entries and bytes. For room the
-// least recently used session of the tenant that holds most is forgotten, so that no tenant can push out
-// those of others that hold less.
+// least recently used session of the tenant that holds most is forgotten - most bytes where these lack, most
+// sessions where entries do - so that no tenant can push out those of others that hold less.
 //
 // Not thread-safe: part of the router's core.
 #pragma once
@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -90,15 +91,17 @@ class SessionTable {
   struct Tenant {
     Order order;
     int64_t bytes = 0;
+    int64_t entries = 0;
   };
 
   void Erase(Order::iterator entry);
-  void AddBytes(const std::string& salt, int64_t bytes);
+  void Count(const std::string& salt, int64_t bytes, int64_t entries);
 
   const int64_t sessions_max_, bytes_max_;
   const Evicted on_evicted_;
   absl::node_hash_map<std::string, Tenant> tenants_;  // by salt
   std::set<std::pair<int64_t, std::string>> by_bytes_;
+  std::set<std::tuple<int64_t, int64_t, std::string>> by_count_;  // of entries, then bytes
   absl::flat_hash_map<SessionId, Order::iterator> by_id_;
   int64_t bytes_ = 0;
   uint64_t next_version_ = 1;

@@ -514,6 +514,27 @@ TEST(SessionTableTest, ATenantPushesOutItsOwn) {
   EXPECT_NE(table.Find("t0"), nullptr);
 }
 
+// A bound is kept by the tenant that takes most of what it bounds.
+TEST(SessionTableTest, ManySmallSessionsDoNotPushOutAFewLargeOnes) {
+  const absl::Time now = absl::FromUnixSeconds(1);
+  const auto few = std::make_shared<const std::vector<TokenId>>(10);
+  const auto many = std::make_shared<const std::vector<TokenId>>(10000);
+  SessionTable entries(6, 1 << 20);
+  entries.Put("mine", "quiet", many, false, now);
+  for (int i = 0; i < 50; ++i) entries.Put("s" + std::to_string(i), "loud", few, false, now);
+  EXPECT_NE(entries.Find("mine"), nullptr);
+  EXPECT_EQ(entries.sessions(), 6);
+  EXPECT_EQ(entries.Find("s44"), nullptr);
+  EXPECT_NE(entries.Find("s45"), nullptr);
+  // Nor do a few large ones push out many small ones, also where both bounds are reached.
+  const int64_t large = SessionTable::kEntryBytes + 10000 * static_cast<int64_t>(sizeof(TokenId));
+  SessionTable bytes(5, 2 * large);
+  for (int i = 0; i < 4; ++i) bytes.Put("s" + std::to_string(i), "small", few, false, now);
+  for (int i = 0; i < 50; ++i) bytes.Put("l" + std::to_string(i), "large", many, false, now);
+  for (int i = 0; i < 4; ++i) EXPECT_NE(bytes.Find("s" + std::to_string(i)), nullptr) << i;
+  EXPECT_NE(bytes.Find("l49"), nullptr);
+}
+
 TEST(SessionIdTest, SaltAndNameAreBothInIt) {
   EXPECT_EQ(Id("s").size(), 32u);
   EXPECT_NE(Id("s", "t"), Id("s"));
