@@ -102,7 +102,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
   net::awaitable<void> WaitNotified();
   void Arm(absl::Duration limit);
-  void Disarm() { deadline_.cancel(); }
+  // A deadline that passed just now may have its handler queued: it cuts nothing any more.
+  void Disarm() {
+    ++armed_;
+    deadline_.cancel();
+  }
 
   Tcp::socket socket_;
   net::steady_timer deadline_;  // cuts the operation in progress
