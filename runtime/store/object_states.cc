@@ -147,6 +147,11 @@ absl::Status ObjectStates::PutObject(const StoredState& state, ByteReader& bytes
           "an object of %d bytes; the store holds at most %d, raise --store-s3-gib", bytes.size(),
           options_.bytes_max);
     }
+    // Before others go for it.
+    if (bytes.size() > store_->object_bytes_max()) {
+      return ResourceExhausted("an object of %d bytes; one of the store has at most %d",
+                               bytes.size(), store_->object_bytes_max());
+    }
     RETURN_IF_ERROR(MakeRoom(bytes.size(), {&state.parent, state.from > 0 ? size_t{1} : 0}));
     return store_->Put(ObjectNameOf(state), bytes, cancelled);
   };

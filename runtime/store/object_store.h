@@ -28,6 +28,8 @@ class ObjectStore {
  public:
   virtual ~ObjectStore() = default;
 
+  // What one object may have; a larger one is refused.
+  virtual int64_t object_bytes_max() const = 0;
   virtual absl::Status Put(const std::string& name, ByteReader& body,
                            const CancelCheck& cancelled) = 0;
   // The same, if what has the name is still what Get told the version of ("": nothing has it); else ABORTED.

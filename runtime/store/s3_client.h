@@ -52,6 +52,7 @@ class S3Client final : public ObjectStore {
   static absl::StatusOr<std::unique_ptr<S3Client>> Create(S3Options options, const Clock* clock);
   ~S3Client() override;
 
+  int64_t object_bytes_max() const override { return options_.object_bytes_max; }
   absl::Status Put(const std::string& name, ByteReader& body,
                    const CancelCheck& cancelled) override;
   absl::Status PutIf(const std::string& name, ByteReader& body, const std::string& version,

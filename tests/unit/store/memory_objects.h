@@ -22,15 +22,20 @@ struct MemoryBucket {
   absl::Status as = Unavailable("answer 503");  // what calls get then
   int64_t calls = 0;
   std::function<void()> before_put_if;  // once: what another worker does just then
-  absl::Duration opening;               // how long Open takes
+  int64_t object_bytes_max = int64_t{1} << 40;
+  absl::Duration opening;  // how long Open takes
 };
 
 class MemoryObjects final : public ObjectStore {
  public:
   explicit MemoryObjects(MemoryBucket* bucket) : bucket_(bucket) {}
 
+  int64_t object_bytes_max() const override { return bucket_->object_bytes_max; }
   absl::Status Put(const std::string& name, ByteReader& body, const CancelCheck&) override {
     RETURN_IF_ERROR(Asked(name));
+    if (body.size() > bucket_->object_bytes_max) {
+      return ResourceExhausted("put %s: %d bytes", name, body.size());
+    }
     std::string bytes(static_cast<size_t>(body.size()), 0);
     RETURN_IF_ERROR(body.ReadOne(0, std::as_writable_bytes(std::span(bytes))));
     bucket_->objects[name] = std::move(bytes);

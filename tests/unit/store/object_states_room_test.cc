@@ -56,5 +56,18 @@ TEST_F(ObjectStatesRoomTest, ARecordThatReplacesOneAsLargeAlwaysFits) {
   EXPECT_EQ(*store->GetRecord("a"), content);
 }
 
+TEST_F(ObjectStatesRoomTest, NothingGoesForAStateThatTheServerDoesNotTake) {
+  auto store = Open(int64_t{1} << 20);
+  ASSERT_TRUE(store->Put(TestState(TestPath(1, 2)).source(), nullptr).ok());
+  const int64_t bytes = store->stats().bytes;
+  store = Open(2 * bytes);
+  bucket_.object_bytes_max = bytes;
+  const auto larger = store->Put(TestState(TestPath(2, 3)).source(), nullptr);
+  EXPECT_EQ(larger.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(store->stats().evicted, 0u);
+  EXPECT_EQ(store->stats().write_failures, 1u);
+  EXPECT_EQ(bucket_.objects.size(), 1u);
+}
+
 }  // namespace
 }  // namespace deltamesh
