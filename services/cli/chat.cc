@@ -244,7 +244,7 @@ class Chat {
     if (!status.ok() && !cancelled) {
       out_ << "(failed: " << status.error_message() << ")\n" << std::flush;
       conversation_.mutable_messages()->RemoveLast();
-      if (session_) session_->Refresh(/*said=*/false);
+      if (session_) Refresh(/*said=*/false);
       return false;
     }
     Remember(answer, reasoning, status.ok() ? &finish : nullptr);
@@ -261,12 +261,26 @@ class Chat {
     if (finish != nullptr) {
       session_->Ended(*finish);
     } else {
-      session_->Refresh(/*said=*/!answer.empty() || !reasoning.empty());
+      Refresh(/*said=*/!answer.empty() || !reasoning.empty());
     }
     if (session_->begun()) {
       conversation_.clear_messages();  // the router has them
     } else {
-      conversation_.mutable_messages()->RemoveLast();  // nothing was said: the turn does not count
+      Reset();  // nothing was said, or nothing is left of it: the turn does not count
+    }
+  }
+
+  // What the router does not know any more it cannot go on with: the next message is a first one, with what
+  // belongs before that.
+  void Refresh(bool said) {
+    const bool had_begun = session_->begun();
+    session_->Refresh(said);
+    if (session_->begun()) return;
+    Reset();
+    if (had_begun) {
+      out_ << "(session " << options_.session
+           << " is not known to the router any more; the next message begins it anew)\n"
+           << std::flush;
     }
   }
 

@@ -18,6 +18,8 @@ using ::testing::Not;
 
 class ChatTest : public ::testing::Test {
  protected:
+  explicit ChatTest(const RouterOptions& router = {}) : mesh("kimi_linear_tiny", router) {}
+
   void Start() {
     if (script) mesh.script = script;
     mesh.Join();
@@ -169,6 +171,32 @@ TEST_F(ChatTest, ACutTurnOfASessionStaysAsFarAsItCame) {
   EXPECT_TRUE(std::equal(started[0].prompt().begin(), started[0].prompt().end(), prompt.begin()))
       << started[0].prompt_size() << " " << started[1].prompt_size() << out.str();
   EXPECT_TRUE(std::equal(said.begin(), said.end(), at));
+}
+
+class FewSessionsChatTest : public ChatTest {
+ protected:
+  static RouterOptions One() {
+    RouterOptions o;
+    o.sessions_max = 1;
+    return o;
+  }
+  FewSessionsChatTest() : ChatTest(One()) {}
+};
+
+// The router has the system message only as long as it has the session.
+TEST_F(FewSessionsChatTest, ASessionThatIsGoneBeginsAnewWithTheSystemMessage) {
+  options.session = "trip";
+  options.system = "Be brief.";
+  Start();
+  Type("Hi\n/fork other\nAnd again\nHi\n");  // the fork takes the only place
+  close(fds[1]);
+  EXPECT_EQ(Run(), 1);
+  EXPECT_THAT(out.str(), HasSubstr("(failed: session: \"trip\" is not known"));
+  EXPECT_THAT(out.str(), HasSubstr("(session trip is not known to the router any more; the next "
+                                   "message begins it anew)"));
+  const auto started = mesh.started();
+  ASSERT_EQ(started.size(), 2u);
+  EXPECT_THAT(started[1].prompt(), ::testing::ElementsAreArray(started[0].prompt()));
 }
 
 TEST(ChatOptionsTest, UnreachableRouterIsNamed) {
