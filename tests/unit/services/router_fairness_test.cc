@@ -156,6 +156,31 @@ TEST_F(FairnessTest, WhoLacksAPrefillWorkerHoldsBackOnlyItsUsers) {
   EXPECT_THAT(Placed(), ::testing::ElementsAre("b"));
 }
 
+// Where prefill workers are held for another, what fits a step goes to a decode worker, as where they are full.
+TEST_F(FairnessTest, WhatFitsAStepNeedsNoPrefillWorkerThatIsHeld) {
+  StartPools(/*prefill_blocks=*/64);
+  ASSERT_TRUE(Ask("a", "greedy", 1000).ok());
+  EXPECT_THAT(Placed(), ::testing::ElementsAre("a"));
+  Grant(kDecode, "a", 960, attempts["a"]);
+  mesh::WorkerMessage m;
+  m.mutable_handoff_result()->set_request_id("a");
+  m.mutable_handoff_result()->set_attempt(attempts["a"]);
+  m.mutable_handoff_result()->set_bytes(4 << 20);
+  m.mutable_handoff_result()->set_seconds(0.01);
+  Send(kDecode, m);  // so it is known what moving a state takes
+  mesh::WorkerMessage beat;
+  beat.mutable_heartbeat()->set_slabs_free(4);
+  beat.mutable_heartbeat()->set_latent_blocks_free(64);
+  beat.mutable_heartbeat()->set_prompt_tokens_per_second(1000);
+  Send(kDecode, beat);  // and computing a prompt
+  ASSERT_TRUE(Ask("b", "greedy", 1000).ok());
+  PassBusy(absl::Seconds(6));
+  Send(kDecode, beat);
+  ASSERT_TRUE(Ask("longer", "third", 300).ok());
+  ASSERT_TRUE(Ask("step", "other", 256).ok());
+  EXPECT_THAT(Placed(), ::testing::ElementsAre("step"));
+}
+
 TEST_F(FairnessTest, WhoLacksADecodeWorkerTooHoldsBackAll) {
   StartPools(/*prefill_blocks=*/64);
   ASSERT_TRUE(Ask("a", "greedy", 2000).ok());  // 32 of 64 blocks
