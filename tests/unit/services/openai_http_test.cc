@@ -194,7 +194,8 @@ TEST_F(OpenAiHttpTest, ClientsMarkWhatOtherPromptsBeginWith) {
     EXPECT_EQ(mesh->started().back().cache().breakpoints_size(), 2);
     r = Post("/v1/completions", R"({"prompt":[65,66,67,68,69],"cache_breakpoints":[4,2]})");
     ASSERT_EQ(r.status, 200) << r.body;
-    const auto& at = mesh->started().back().cache().breakpoints();
+    const auto last = mesh->started().back();
+    const auto& at = last.cache().breakpoints();
     EXPECT_THAT(std::vector<uint64_t>(at.begin(), at.end()), ::testing::ElementsAre(2, 4));
     TearDown();
   }
