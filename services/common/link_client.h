@@ -1,5 +1,6 @@
-// A worker's end of Mesh.Link: keeps one stream open to each router, dialling again with growing pauses, which
-// start anew after a stream that lasted. A router that cannot be reached is logged once until it answers.
+// A worker's end of Mesh.Link: keeps one stream open to each router, dialling again with growing pauses,
+// which start anew after a stream that lasted. A router that cannot be reached is logged once until it
+// answers.
 //
 // Thread-safe. Handlers run on gRPC's threads, one at a time per link, and must not block; they may call
 // Send. Each new stream is a new LinkId: what was said on the old one is forgotten by both sides.

@@ -2,8 +2,8 @@
 // threads that serve ports hand it over here, so that health checks, metrics and small requests do not
 // wait behind it.
 //
-// What nobody is to be answered from (counting tokens) goes aside: it costs its client nothing, so it takes a part
-// of the places, leaves a thread free where there are several, and waits while anything else does.
+// What nobody is to be answered from (counting tokens) goes aside: it costs its client nothing, so it takes
+// a part of the places, leaves a thread free where there are several, and waits while anything else does.
 //
 // Thread-safe.
 #pragma once

@@ -79,10 +79,10 @@ struct CostParts {
   double total() const { return queue + compute + stall + (measured ? move : 0); }
 };
 
-// How much a second counts that the answers at `worker` wait for a request: for each of them as the share of an
-// answer that it is, taken of a first token. Both are the usual ones, since a second is the same share of an answer
-// whichever request causes it; until a first token's is known it is this request's, `own_seconds`. At most 1, so
-// that its own first token comes later by no more than what each of them is spared.
+// How much a second counts that the answers at `worker` wait for a request: for each of them as the share of
+// an answer that it is, taken of a first token. Both are the usual ones, since a second is the same share of
+// an answer whichever request causes it; until a first token's is known it is this request's, `own_seconds`.
+// At most 1, so that its own first token comes later by no more than what each of them is spared.
 double StallWeight(const WorkerLoad& worker, const RequestShape& request, double own_seconds);
 
 // A worker to choose from, and what Price finds out about it.

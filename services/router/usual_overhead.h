@@ -1,10 +1,10 @@
-// What a first token takes beyond what rates tell of, when it comes by one way: steps, messages, connections, and
-// queues that heartbeats do not show.
+// What a first token takes beyond what rates tell of, when it comes by one way: steps, messages, connections,
+// and queues that heartbeats do not show.
 //
-// The median of the last ones: the least of them promises what a request rarely gets, a mean is spoiled by one
-// that waited for something else. While requests take the other way it fades, so that what was slow is tried
-// again, the sooner the less is known. A sample ends the fading; one that comes after a long time counts for
-// those that did not come, so that a way that was slow for a while is not shunned for long.
+// The median of the last ones: the least of them promises what a request rarely gets, a mean is spoiled by
+// one that waited for something else. While requests take the other way it fades, so that what was slow is
+// tried again, the sooner the less is known. A sample ends the fading; one that comes after a long time
+// counts for those that did not come, so that a way that was slow for a while is not shunned for long.
 #pragma once
 
 #include <algorithm>

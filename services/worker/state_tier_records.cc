@@ -38,8 +38,8 @@ bool IsUnknown(const absl::StatusOr<std::string>& content) {
   return absl::IsUnavailable(AskerStatus(content.status(), ""));
 }
 
-// It is damaged, or what would be replaced is another version's: trying again is no use. Anything else passes,
-// as credentials that ran out, a clock that was wrong or too many open files do.
+// It is damaged, or what would be replaced is another version's: trying again is no use. Anything else
+// passes, as credentials that ran out, a clock that was wrong or too many open files do.
 bool IsForGood(const absl::Status& status) {
   return RefusalOf(status) || absl::IsInvalidArgument(status) || IsForeignRecord(status);
 }

@@ -156,7 +156,8 @@ TEST_F(FairnessTest, WhoLacksAPrefillWorkerHoldsBackOnlyItsUsers) {
   EXPECT_THAT(Placed(), ::testing::ElementsAre("b"));
 }
 
-// Where prefill workers are held for another, what fits a step goes to a decode worker, as where they are full.
+// Where prefill workers are held for another, what fits a step goes to a decode worker, as where they are
+// full.
 TEST_F(FairnessTest, WhatFitsAStepNeedsNoPrefillWorkerThatIsHeld) {
   StartPools(/*prefill_blocks=*/64);
   ASSERT_TRUE(Ask("a", "greedy", 1000).ok());

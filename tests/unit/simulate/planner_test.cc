@@ -1,5 +1,5 @@
-// The bar of conditional disaggregation, as results/ of tools/bench has it: the planner loses to always and to
-// never handing over in none of the cases. In a tenth of the traffic single cases are a matter of luck.
+// The bar of conditional disaggregation, as results/ of tools/bench has it: the planner loses to always and
+// to never handing over in none of the cases. In a tenth of the traffic single cases are a matter of luck.
 #include <gtest/gtest.h>
 
 #include "runtime/base/log.h"

@@ -369,8 +369,8 @@ TEST_F(StateTierFaultsTest, ADamagedStateIsNotUploadedButRemoved) {
   EXPECT_EQ(t.Metric("store_unwritten_total", "upload"), 1);
 }
 
-// One worker put a session in parts, another has it as one file: what goes on from its first blocks there hangs
-// on the parts.
+// One worker put a session in parts, another has it as one file: what goes on from its first blocks there
+// hangs on the parts.
 TEST_F(StateTierFaultsTest, AStateWhoseParentIsThereInPartsIsPutOnce) {
   StateTierOptions options;
   options.upload_after = absl::Seconds(20);
