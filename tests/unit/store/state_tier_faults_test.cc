@@ -54,6 +54,20 @@ class StateTierFaultsTest : public ::testing::Test {
     EXPECT_EQ(Put(t, 20).tier, "disk");
   }
 
+  // States that are on disk after 2 s and may go to the bucket 20 s later.
+  std::unique_ptr<TieredEngine> FiveOnDisk(absl::Duration scan_every = absl::Seconds(10)) {
+    StateTierOptions options;
+    options.write_after = absl::Seconds(2);
+    options.upload_after = absl::Seconds(20);
+    options.scan_every = scan_every;
+    auto t = std::make_unique<TieredEngine>(kFamily, folder_.path,
+                                            std::make_unique<MemoryObjects>(&bucket_), options);
+    for (uint64_t i = 0; i < 5; ++i) t->Run(RandomPrompt(20 + i, 70, testing::kVocab), 1);
+    t->Settle(absl::Seconds(5));
+    EXPECT_EQ(t->Metric("store_states", "disk"), 5);
+    return t;
+  }
+
   MemoryBucket bucket_;
   TestFolder folder_;
 };
@@ -311,26 +325,16 @@ TEST_F(StateTierFaultsTest, AStateIsPutOnce) {
 
 // More states rest above than one look at the disk finds: each gets its turn.
 TEST_F(StateTierFaultsTest, AllThatRestsIsUploadedInTheEnd) {
-  StateTierOptions options;
-  options.write_after = absl::Seconds(2);
-  options.upload_after = absl::Seconds(20);
-  TieredEngine t(kFamily, folder_.path, std::make_unique<MemoryObjects>(&bucket_), options);
-  for (uint64_t i = 0; i < 5; ++i) t.Run(RandomPrompt(20 + i, 70, testing::kVocab), 1);
-  t.Settle(absl::Seconds(5));
-  EXPECT_EQ(t.Metric("store_states", "disk"), 5);
+  const auto engine = FiveOnDisk();
+  TieredEngine& t = *engine;
   for (int i = 0; i < 10; ++i) t.Settle(absl::Seconds(10));
   EXPECT_EQ(t.Metric("store_states", "object_store"), 5);
 }
 
 // The least valuable of them, which would go up first, never does.
 TEST_F(StateTierFaultsTest, AStateThatCannotBeUploadedKeepsNoOthersBack) {
-  StateTierOptions options;
-  options.write_after = absl::Seconds(2);
-  options.upload_after = absl::Seconds(20);
-  TieredEngine t(kFamily, folder_.path, std::make_unique<MemoryObjects>(&bucket_), options);
-  for (uint64_t i = 0; i < 5; ++i) t.Run(RandomPrompt(20 + i, 70, testing::kVocab), 1);
-  t.Settle(absl::Seconds(5));
-  ASSERT_EQ(t.Metric("store_states", "disk"), 5);
+  const auto engine = FiveOnDisk();
+  TieredEngine& t = *engine;
   bucket_.down = true;
   bucket_.refuses =
       "states/" + TieredEngine::PathOf(RandomPrompt(20, 70, testing::kVocab)).back().Hex();
@@ -348,14 +352,9 @@ TEST_F(StateTierFaultsTest, AStateThatCannotBeUploadedKeepsNoOthersBack) {
 
 // Its header was damaged after it was learned.
 TEST_F(StateTierFaultsTest, ADamagedStateIsNotUploadedButRemoved) {
-  StateTierOptions options;
-  options.write_after = absl::Seconds(2);
-  options.upload_after = absl::Seconds(20);
-  options.scan_every = absl::Hours(1);  // which would find it, too
-  TieredEngine t(kFamily, folder_.path, std::make_unique<MemoryObjects>(&bucket_), options);
-  for (uint64_t i = 0; i < 5; ++i) t.Run(RandomPrompt(20 + i, 70, testing::kVocab), 1);
-  t.Settle(absl::Seconds(5));
-  ASSERT_EQ(t.Metric("store_states", "disk"), 5);
+  // A scan would find it, too.
+  const auto engine = FiveOnDisk(/*scan_every=*/absl::Hours(1));
+  TieredEngine& t = *engine;
   t.cache->Clear();  // or it is written anew
   const auto path = TieredEngine::PathOf(RandomPrompt(20, 70, testing::kVocab));
   const std::string file = folder_.path + "/" + path.back().Hex() + ".state";
