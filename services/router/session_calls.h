@@ -82,7 +82,11 @@ class SessionCalls {
     uint64_t stores = 0;   // that had joined then
     absl::Status refused;  // a record was, the last one
     std::string lost;      // a worker that did not answer
-    std::string partial;   // a worker that could read only a part of its store
+    // Workers that could not read a tier of theirs which may have a newer record; and whether another read
+    // the bucket.
+    std::string disk_unread, bucket_unread;
+    bool bucket_read = false;
+    const std::string& Unread() const { return disk_unread.empty() ? bucket_unread : disk_unread; }
     uint64_t version = 0;  // kWriting: of the entry
     uint64_t stamp = 0;    // kWriting: of the record
     std::optional<mesh::SessionRecord> record;

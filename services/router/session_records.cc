@@ -13,6 +13,8 @@ namespace {
 
 using Kind = SessionCall::Kind;
 
+constexpr char kObjectStoreTier[] = "object store";  // as SessionReply.tier has it
+
 // Why its sessions are neither served nor absent.
 absl::Status MayHave(const KnownStores::Away& store, const char* what, const std::string& name,
                      const char* others) {
@@ -39,7 +41,9 @@ void SessionCalls::Read(Call& call, Phase phase, const SessionId& session, absl:
   call.phase_end = now + options_->session_read_max;
   call.refused = absl::OkStatus();
   call.lost.clear();
-  call.partial.clear();
+  call.disk_unread.clear();
+  call.bucket_unread.clear();
+  call.bucket_read = false;
   call.waiting = false;
   call.record.reset();
   call.newest = follower_.NewestStored(session);
@@ -71,7 +75,12 @@ void SessionCalls::OnRead(Call& call, const Worker& from, const mesh::SessionRep
                         "new_session: \"%s\" is suspended; use another name, or set replace",
                         call.spec.target_name)));
     }
-    if (reply.partial()) call.partial = from.load.name;
+    const bool of_bucket = reply.tier() == kObjectStoreTier;
+    if (reply.partial()) {
+      (of_bucket ? call.disk_unread : call.bucket_unread) = from.load.name;
+    } else {
+      call.bucket_read |= of_bucket;
+    }
     // Workers that share no folder may hold records of several suspensions.
     if (!call.record || call.record->suspended_unix_ns() < reply.record().suspended_unix_ns()) {
       call.record = reply.record();
@@ -124,12 +133,14 @@ void SessionCalls::ReadEnded(Call& call, absl::Time now) {
             call.spec.name)));
   }
   const uint64_t stamp = found ? call.record->suspended_unix_ns() : 0;
-  if (found && !call.partial.empty() && (call.newest == 0 || stamp < call.newest)) {
+  // A disk only its worker can read, the bucket all can.
+  const std::string& unread = call.bucket_read ? call.disk_unread : call.Unread();
+  if (found && !unread.empty() && (call.newest == 0 || stamp < call.newest)) {
     return Refuse(call, SessionRefusal::kLost,
                   WithRetryAfter(
                       Unavailable("worker \"%s\" could read only a part of its store, and the rest "
                                   "may have a newer record of session \"%s\"; call again",
-                                  call.partial, call.spec.name),
+                                  unread, call.spec.name),
                       kComeAgain));
   }
   if (found && !CheckNewest(call, now)) return;
