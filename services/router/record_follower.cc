@@ -249,6 +249,13 @@ void RecordFollower::ReadEnded(Tasks::iterator it, absl::Time now) {
     task.found = StoredRecord{known, 0, "", ""};
     task.found_tokens = {};
   }
+  const Session* const session = Content(it->first, task);
+  if (!task.found && session != nullptr && session->record) {
+    // Of a suspension that failed meanwhile, and may be there although no store had it when it was asked.
+    task.failures = 0;
+    SetAt(it->first, task, now);
+    return Pump(now);
+  }
   if (!task.found) {
     if (task.evicted) {
       task.evicted->asked = task.stores;
@@ -259,7 +266,6 @@ void RecordFollower::ReadEnded(Tasks::iterator it, absl::Time now) {
     SetAt(it->first, task, now);
     return Pump(now);
   }
-  const Session* session = Content(it->first, task);
   if (session == nullptr) return Erase(it);
   StoredRecord found = *std::exchange(task.found, std::nullopt);
   found.OnlyOf(task.found_tokens, *session->tokens);

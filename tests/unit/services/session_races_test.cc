@@ -81,6 +81,16 @@ TEST_F(SessionRacesTest, ARecordThatMayHaveBeenWrittenFollowsItsSession) {
   }
 }
 
+// The same, where a turn had stores asked before the suspension failed: what they said is older than that.
+TEST_F(SessionRacesTest, ARecordThatMayHaveBeenWrittenIsReplacedAfterARead) {
+  Start(8);
+  Begin("s", 20);
+  EXPECT_EQ(Call(Kind::kSuspend, "s"), "2 <- Suspend 2 tokens=21\n");
+  EXPECT_EQ(Begin("s", 30), "2 <- Read 3\n");
+  EXPECT_THAT(Reply(kDecode, 2, absl::UnavailableError("no answer")), HasSubstr("stays in memory"));
+  EXPECT_EQ(Reply(kDecode, 3, kNone), "2 <- Suspend 4 tokens=31\n");
+}
+
 // A worker whose bucket is down has an older record on its disk: the newest may be in the bucket.
 TEST_F(SessionRacesTest, APartOfAStoreIsNotBelieved) {
   const auto read = [&](uint64_t call, uint64_t stamp, bool partial) {
@@ -100,6 +110,26 @@ TEST_F(SessionRacesTest, APartOfAStoreIsNotBelieved) {
   EXPECT_THAT(read(4, 10, true), HasSubstr("UNAVAILABLE")) << "a newer one is known";
   Call(Kind::kGet, "s");
   EXPECT_THAT(read(5, 20, true), HasSubstr("session c: 30 tokens")) << "it is the newest known";
+}
+
+// All workers read one bucket: who could not is vouched for by who could. A disk is its worker's alone.
+TEST_F(SessionRacesTest, AnotherWorkersBucketIsAsGood) {
+  for (const bool of_bucket : {true, false}) {
+    Start(8);
+    JoinWithStore(kDecode2, "d2", mesh::ROLE_DECODE);
+    EXPECT_EQ(Call(Kind::kGet, "s"), "2 <- Read 1\n4 <- Read 1\n");
+    const auto read = [&](LinkId link, uint64_t stamp, const char* tier, bool partial) {
+      return Reply(link, 1, {}, [&](mesh::SessionReply* reply) {
+        reply->set_partial(partial);
+        reply->set_tier(tier);
+        *reply->mutable_record() = Record("s", 30, 0);
+        reply->mutable_record()->set_suspended_unix_ns(stamp);
+      });
+    };
+    read(kDecode, 10, of_bucket ? "disk" : "object store", true);
+    EXPECT_THAT(read(kDecode2, 20, "object store", false),
+                HasSubstr(of_bucket ? "session c: 30 tokens" : "UNAVAILABLE"));
+  }
 }
 
 TEST_F(SessionRacesTest, WhatWasSuspendedMeanwhileIsReadAgain) {
