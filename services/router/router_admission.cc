@@ -52,9 +52,10 @@ absl::Status RouterCore::Impl::Submit(ClientRequest spec, absl::Time now) {
   }
   if (spec.deadline <= now) return DeadlineExceeded("the deadline passed before the request began");
   const int64_t room = contexts.open - tokens;
-  spec.max_tokens = spec.max_tokens == 0 ? room : std::min(spec.max_tokens, room);
 
   RouterRequest r;
+  r.fills_context = spec.max_tokens == 0 || spec.max_tokens > room;
+  if (r.fills_context) spec.max_tokens = room;
   r.spec = std::move(spec);
   r.deadline = std::min(r.spec.deadline, now + options.request_max);
   r.submitted = r.phase_since = r.waiting_since = now;

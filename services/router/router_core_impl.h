@@ -60,9 +60,10 @@ struct RouterRequest {
   std::optional<absl::Time> prefill_gave_up;
   absl::Status prefill_status;
   int64_t delivered = 0;
-  uint64_t turn = 0;          // a larger one than what began before has
-  bool overtaken = false;     // see ClientFinished
-  std::vector<TokenId> said;  // the delivered tokens, of a session's turn
+  bool fills_context = false;  // spec.max_tokens is what fits, not what was asked for
+  uint64_t turn = 0;           // a larger one than what began before has
+  bool overtaken = false;      // see ClientFinished
+  std::vector<TokenId> said;   // the delivered tokens, of a session's turn
   int64_t cached_tokens = 0;
   int64_t cost = 0;  // in the queue: tokens to compute, as estimated; 0 once it was placed
   // The last try to place it: what it depends on has not changed since while these are the same.

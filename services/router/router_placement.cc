@@ -53,8 +53,13 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, const Plac
     Fail(r, ready);
     return Placed::kEnded;
   }
+  const Contexts contexts = DecodeContexts();
+  if (r.fills_context) {  // less fits when whoever held most has left or drains
+    const int64_t room = std::max(contexts.open - r.prompt_tokens(), r.delivered + 1);
+    r.spec.max_tokens = std::min(r.spec.max_tokens, room);
+  }
   const int64_t reach = r.prompt_tokens() + r.spec.max_tokens;
-  if (const Contexts contexts = DecodeContexts(); reach > contexts.open) {
+  if (reach > contexts.open) {
     Fail(r,
          reach > contexts.live
              ? Unavailable("no live decode worker can hold %d tokens; the one that could has left",

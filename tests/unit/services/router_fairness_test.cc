@@ -237,6 +237,28 @@ TEST_F(FairnessTest, NobodyWaitsForAWorkerThatDrains) {
   EXPECT_EQ(Drain(), "1 <- StartDecode cut prompt=10 handoff=0 max=2038 attempt=17\n");
 }
 
+// Who named no length was given what the largest worker holds; it takes less when that one drains.
+TEST_F(FairnessTest, AnOpenEndedAnswerIsCutToWhatStillFits) {
+  Restart(DefaultOptions());
+  Join(kDecode, "d1", mesh::ROLE_DECODE);  // a context of 2048
+  mesh::WorkerMessage large = TestRegister("d2", mesh::ROLE_DECODE);
+  large.mutable_register_()->mutable_capacity()->set_context_tokens(4096);
+  large.mutable_register_()->mutable_capacity()->set_slabs(1);
+  Open(kDecode2, large);
+  Drain();
+  ASSERT_TRUE(Ask("runs", "a", 3000).ok());
+  ASSERT_TRUE(Ask("open", "a", 10, 0).ok());
+  ASSERT_TRUE(Ask("more", "a", 10, 100'000).ok());
+  ASSERT_TRUE(Ask("named", "a", 10, 3000).ok());  // fits, so less is no answer to it
+  EXPECT_THAT(Placed(), ::testing::ElementsAre("runs"));
+  Beat(kDecode2, 0, 0, 0, /*draining=*/true);
+  EXPECT_EQ(Drain(),
+            "1 <- StartDecode open prompt=10 handoff=0 max=2038 attempt=17\n"
+            "1 <- StartDecode more prompt=10 handoff=0 max=2038 attempt=33\n"
+            "client named failed UNAVAILABLE: the only decode workers that can hold 3010 tokens "
+            "are draining; retry when another is up\n");
+}
+
 TEST_F(FairnessTest, CheapRequestsOfATenantPassCostlyOnesForABoundedTime) {
   RouterOptions options = DefaultOptions();
   options.ageing_max = absl::Seconds(1);
