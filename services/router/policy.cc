@@ -1,6 +1,7 @@
 #include "services/router/policy.h"
 
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 
 #include "services/common/store_read.h"
@@ -88,6 +89,19 @@ void Price(std::span<Candidate> candidates, const RequestShape& request, const M
     c.room = HasRoom(*c.load, request, c.holding.shared_blocks);
     ChooseStart(c, request, rate > 0 ? rate : rates.any);
   }
+}
+
+std::vector<size_t> CheapestFew(std::span<const Candidate> candidates, size_t most) {
+  std::vector<size_t> order(candidates.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const size_t few = std::min(order.size(), most);
+  std::partial_sort(order.begin(), order.begin() + static_cast<ptrdiff_t>(few), order.end(),
+                    [&](size_t a, size_t b) {
+                      return std::tuple(!candidates[a].room, candidates[a].cost.total(), a) <
+                             std::tuple(!candidates[b].room, candidates[b].cost.total(), b);
+                    });
+  order.resize(few);
+  return order;
 }
 
 std::optional<size_t> Cheapest(std::span<const Candidate> candidates, const RequestShape& request) {

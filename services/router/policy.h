@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace deltamesh {
 
@@ -57,6 +58,8 @@ struct Holding {
   int64_t cached_tokens = 0;    // of compute_tokens, in its memory and restored instead
   double transfer_seconds = 0;  // until what the worker lacks is there
   int64_t transfer_bytes = 0;   // which is this much
+  // Of the transfer: what may pass while its sender computes; and how much of it transfer_seconds lacks.
+  double hideable_seconds = 0, hidden_seconds = 0;
   // So many are restored when the worker reads so much from its disk first, where it holds a deeper state; it
   // computes them when that is quicker (services/common/store_read.h). 0: it holds none.
   int64_t cold_tokens = 0, cold_bytes = 0;
@@ -110,6 +113,8 @@ struct MeanRates {
 };
 // Fetches, or reads from the worker's disk, where that takes less than computing what it saves.
 void Price(std::span<Candidate> candidates, const RequestShape& request, const MeanRates& rates);
+// The cheapest few, those with room first.
+std::vector<size_t> CheapestFew(std::span<const Candidate> candidates, size_t most);
 // The cheapest priced one that has room; nothing when none has.
 std::optional<size_t> Cheapest(std::span<const Candidate> candidates, const RequestShape& request);
 

@@ -203,6 +203,10 @@ class RouterCore::Impl {
       candidates.push_back({.load = &worker->load, .holding = holding, .cost = {}, .fetch = {}});
     }
   };
+  struct Pair {
+    std::optional<Choice> prefill, decode;  // nobody has room who could be it
+  };
+  Pair ChoosePair(const RouterRequest& r, int64_t position, const MeanRates& rates);
   std::optional<Choice> ChoosePrefill(const RouterRequest& r, int64_t position,
                                       const MeanRates& rates);
   struct DecodeWay {
@@ -213,6 +217,7 @@ class RouterCore::Impl {
   std::optional<Choice> ChooseDecode(const RouterRequest& r, int64_t position,
                                      const MeanRates& rates, const DecodeWay& way);
   std::optional<Choice> Choose(Priced& priced, const MeanRates& rates);
+  Choice ChoiceOf(const Priced& priced, size_t candidate) const;
   // What a worker restores of the first `most` tokens, and what it could read for more.
   Holding Cached(const Worker& worker, const IndexMatch& match, int64_t most) const;
   // Fills fetch_from_.
@@ -249,8 +254,11 @@ class RouterCore::Impl {
               absl::Time now);
   void AssignPrefill(RouterRequest& r, const Choice& prefill);
   // What a request costs on either way, with what rates do not tell of.
-  CostParts HandedOver(const CostParts& prefill, const CostParts& decode,
+  CostParts HandedOver(const CostParts& prefill, const CostParts& decode, const Holding& holding,
                        const WorkerLoad& to) const;
+  CostParts HandedOver(const Choice& prefill, const Choice& decode) const {
+    return HandedOver(prefill.cost, decode.cost, decode.holding, decode.worker->load);
+  }
   CostParts Alone(CostParts decode) const;
   MeanRates RatesNow() const;
   void OnPrefixes(const Worker& from, const mesh::PrefixChanges& message);

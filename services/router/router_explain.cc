@@ -1,6 +1,5 @@
 // What DecisionLog is told of a request, the one line of the log that says it all, and who else hears of it.
 #include <algorithm>
-#include <numeric>
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/log.h"
@@ -10,20 +9,6 @@ namespace deltamesh {
 namespace {
 
 constexpr size_t kOfEachMax = 4;  // workers of a kind whose pairs are noted
-
-// The cheapest few, those with room first.
-std::vector<size_t> CheapestFew(const std::vector<Candidate>& candidates, size_t most) {
-  std::vector<size_t> order(candidates.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  const size_t few = std::min(order.size(), most);
-  std::partial_sort(order.begin(), order.begin() + static_cast<ptrdiff_t>(few), order.end(),
-                    [&](size_t a, size_t b) {
-                      return std::tuple(!candidates[a].room, candidates[a].cost.total(), a) <
-                             std::tuple(!candidates[b].room, candidates[b].cost.total(), b);
-                    });
-  order.resize(few);
-  return order;
-}
 
 void Describe(const Candidate& decode, const RequestShape& shape, DecisionCandidate& out) {
   out.prefill.clear();
@@ -173,8 +158,8 @@ void RouterCore::Impl::Explain(const RouterRequest& r, const std::optional<Choic
     for (const size_t i : few) {
       Describe(decodes_.candidates[j], decodes_.shape, scratch_);
       AddPrefill(prefills_.candidates[i], prefills_.shape, scratch_);
-      scratch_.cost = HandedOver(prefills_.candidates[i].cost, decodes_.candidates[j].cost,
-                                 *decodes_.candidates[j].load);
+      const Candidate& to = decodes_.candidates[j];
+      scratch_.cost = HandedOver(prefills_.candidates[i].cost, to.cost, to.holding, *to.load);
       add_fetch(prefills_.candidates[i]);
       d->Add(scratch_);
     }

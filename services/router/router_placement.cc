@@ -13,7 +13,13 @@
 namespace deltamesh {
 namespace {
 
+// Prefill workers that are tried for a pair beside the cheapest.
+constexpr size_t kPrefillsTriedMax = 8;
+
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Seconds of a transfer that pass while its sender computes. Its tokens hide none.
+double HiddenBehind(const CostParts& prefill) { return prefill.measured ? prefill.compute : 0; }
 
 }  // namespace
 
@@ -86,13 +92,11 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, const Plac
                          w->load.context_tokens >= position &&
                          static_cast<int64_t>(c.latent_blocks()) * block >= position;
     }
-    if (prefill_capable && how.prefill) prefill = ChoosePrefill(r, position, rates);
-  }
-  if (prefill) {
-    const CostParts& before = prefill->cost;  // its tokens hide no seconds
-    decode =
-        ChooseDecode(r, position, rates,
-                     {.handoff = true, .hidden_seconds = before.measured ? before.compute : 0});
+    if (prefill_capable && how.prefill) {
+      Pair pair = ChoosePair(r, position, rates);
+      prefill = std::move(pair.prefill);
+      decode = std::move(pair.decode);
+    }
   }
   // A decode worker that has the session may compute what is new sooner than it could be brought there.
   // So may one that has not, where computing takes less than moving the state: once both are known.
@@ -102,8 +106,7 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, const Plac
     alone = ChooseDecode(r, position, rates, {.anyone = anyone});
   }
   const bool with_prefill =
-      decode && (!alone || HandedOver(prefill->cost, decode->cost, decode->worker->load).total() <
-                               Alone(alone->cost).total());
+      decode && (!alone || HandedOver(*prefill, *decode).total() < Alone(alone->cost).total());
   if (!with_prefill) {
     // Rather wait for a prefill worker than load one that decodes with more than a step of prompt.
     if (!alone || (prefill_capable && !decode && !FitsAStep(*alone))) {
@@ -245,9 +248,10 @@ uint64_t RouterCore::Impl::JunctionOf(const RouterRequest& r) const {
 }
 
 CostParts RouterCore::Impl::HandedOver(const CostParts& prefill, const CostParts& decode,
-                                       const WorkerLoad& to) const {
+                                       const Holding& holding, const WorkerLoad& to) const {
+  const double hidden = std::min(holding.hideable_seconds, HiddenBehind(prefill));
   CostParts parts = {.queue = prefill.queue + decode.queue,
-                     .move = prefill.move + decode.move,
+                     .move = prefill.move + decode.move + holding.hidden_seconds - hidden,
                      .compute = prefill.compute + decode.compute,
                      .stall = decode.stall,
                      .measured = prefill.measured && decode.measured};
@@ -291,15 +295,19 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::Choose(Priced& priced,
   Price(priced.candidates, priced.shape, rates);
   const std::optional<size_t> best = Cheapest(priced.candidates, priced.shape);
   if (!best) return std::nullopt;
-  const Candidate& c = priced.candidates[*best];
+  return ChoiceOf(priced, *best);
+}
+
+RouterCore::Impl::Choice RouterCore::Impl::ChoiceOf(const Priced& priced, size_t candidate) const {
+  const Candidate& c = priced.candidates[candidate];
   const FetchOffer* const offer = c.offer();
-  return Choice{.worker = priced.workers[*best],
-                .shape = priced.shape,
-                .holding = c.holding,
-                .cost = c.cost,
-                .cached_tokens = c.cached_tokens(),
-                .fetch_from = offer == nullptr ? 0 : fetch_from_[offer->source].worker->link,
-                .fetch_tokens = offer == nullptr ? 0 : offer->tokens};
+  return {.worker = priced.workers[candidate],
+          .shape = priced.shape,
+          .holding = c.holding,
+          .cost = c.cost,
+          .cached_tokens = c.cached_tokens(),
+          .fetch_from = offer == nullptr ? 0 : fetch_from_[offer->source].worker->link,
+          .fetch_tokens = offer == nullptr ? 0 : offer->tokens};
 }
 
 Holding RouterCore::Impl::Cached(const Worker& worker, const IndexMatch& match,
@@ -330,6 +338,43 @@ bool KeepAppends(int64_t prompt_tokens, Holding& holding) {
 }
 
 }  // namespace
+
+// Latents are on their way while the rest of the prompt computes. So where moving them takes longer, who
+// prefills at the least cost alone need not be of the cheapest pair: who computes for longer hides more.
+RouterCore::Impl::Pair RouterCore::Impl::ChoosePair(const RouterRequest& r, int64_t position,
+                                                    const MeanRates& rates) {
+  Pair best;
+  best.prefill = ChoosePrefill(r, position, rates);
+  if (!best.prefill) return best;
+  const auto decode_after = [&](const Choice& prefill) {
+    return ChooseDecode(r, position, rates,
+                        {.handoff = true, .hidden_seconds = HiddenBehind(prefill.cost)});
+  };
+  best.decode = decode_after(*best.prefill);
+  if (!best.decode || !best.prefill->cost.measured) return best;
+  double unhidden = 0;
+  for (const Candidate& c : decodes_.candidates) {
+    unhidden = std::max(unhidden, c.holding.hideable_seconds - c.holding.hidden_seconds);
+  }
+  if (unhidden <= 0) return best;
+  const CostParts first = best.prefill->cost;
+  Worker* decoded_after = best.prefill->worker;
+  for (const size_t i : CheapestFew(prefills_.candidates, kPrefillsTriedMax)) {
+    const Candidate& c = prefills_.candidates[i];
+    if (!c.room || c.cost.total() >= first.total() + unhidden) break;
+    if (HiddenBehind(c.cost) <= HiddenBehind(first)) continue;
+    const Choice prefill = ChoiceOf(prefills_, i);
+    const std::optional<Choice> decode = decode_after(prefill);
+    decoded_after = prefill.worker;
+    if (!decode) continue;  // as many have room as before
+    if (HandedOver(prefill, *decode).total() >= HandedOver(*best.prefill, *best.decode).total())
+      continue;
+    best = {.prefill = prefill, .decode = decode};
+  }
+  // What is told of the decision is as of the pair that was chosen.
+  if (decoded_after != best.prefill->worker) best.decode = decode_after(*best.prefill);
+  return best;
+}
 
 std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const RouterRequest& r,
                                                                         int64_t position,
@@ -381,8 +426,9 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
           std::max<int64_t>(position / block - WarmLatents(*w, match).value(), 0) *
           static_cast<int64_t>(c.block_bytes());
       holding.transfer_bytes = static_cast<int64_t>(c.slab_bytes()) + latents;
-      holding.transfer_seconds =
-          MoveSeconds(holding.transfer_bytes) - std::min(MoveSeconds(latents), way.hidden_seconds);
+      holding.hideable_seconds = MoveSeconds(latents);
+      holding.hidden_seconds = std::min(holding.hideable_seconds, way.hidden_seconds);
+      holding.transfer_seconds = MoveSeconds(holding.transfer_bytes) - holding.hidden_seconds;
     } else {
       holding = Cached(*w, match, position);
       AddFetches(*w, match, holding);

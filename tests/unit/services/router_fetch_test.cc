@@ -10,7 +10,8 @@
 namespace deltamesh {
 namespace {
 
-constexpr double kSlab = 2e8, kBlock = 4e6, kBandwidth = 2e9;  // bytes, bytes a second
+constexpr double kSlab = 2e8, kBlock = 4e6;         // bytes
+constexpr double kBandwidth = 2e9, kSlowest = 2e7;  // bytes a second
 constexpr int64_t kStep = 256;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
@@ -98,7 +99,8 @@ class RouterFetchTest : public RouterCoreTest {
 };
 
 // The least of computing all that `w` lacks and of every fetch.
-double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, int64_t* to_compute) {
+double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, double bandwidth,
+               int64_t* to_compute) {
   double best = kNever;
   const auto consider = [&](double seconds, int64_t cached) {
     const double total = w.queue() + seconds + w.compute(tokens - cached);
@@ -121,7 +123,7 @@ double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, int6
                                                 0, blocks - w.latents_in_memory()));
       const double step = static_cast<double>(std::min(from.waiting, kStep)) / from.rate;
       const double read = blocks > from.in_memory() ? from.read() : 0;
-      consider(0.002 + step + read + bytes / kBandwidth, blocks * 64);
+      consider(0.002 + step + read + bytes / bandwidth, blocks * 64);
     }
   }
   return best;
@@ -160,35 +162,42 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
       Add(w, keys);
     }
     // Teaches the link's speed; nobody knows the request.
-    Fetched(1, "?", 1, "OK", 64, static_cast<uint64_t>(kBandwidth), 1);
+    const double bandwidth = draw(2) == 0 ? kSlowest : kBandwidth;
+    Fetched(1, "?", 1, "OK", 64, static_cast<uint64_t>(bandwidth), 1);
 
     bool capable = false;
-    double prefill = kNever, decode = kNever, own = kNever;
+    double pair = kNever, own = kNever;
     int64_t own_compute = 0;
-    double computing = 0;  // latents are on their way meanwhile
+    struct Prefill {
+      std::string name;
+      double seconds, computing;  // latents are on their way meanwhile
+    };
+    std::vector<Prefill> prefills;
+    std::map<std::pair<std::string, std::string>, double> pairs;
     for (const Fake& w : all) capable |= w.prefill && !w.draining;
     for (const Fake& w : all) {
       if (!w.room() || !w.prefill) continue;
       int64_t compute = 0;
-      const double mine = Compute(w, all, position, &compute);
-      if (mine < prefill) computing = static_cast<double>(compute) / w.rate;
-      prefill = std::min(prefill, mine);
+      const double seconds = Compute(w, all, position, bandwidth, &compute);
+      prefills.push_back({w.name, seconds, static_cast<double>(compute) / w.rate});
     }
     for (const Fake& w : all) {
       if (!w.room() || w.prefill) continue;
       const double latents =
           kBlock *
           static_cast<double>(std::max<int64_t>(0, position / 64 - w.latents_in_memory())) /
-          kBandwidth;
-      decode =
-          std::min(decode, w.queue() + kSlab / kBandwidth + std::max(0.0, latents - computing) +
-                               w.compute(prompt - position));
+          bandwidth;
+      for (const Prefill& p : prefills) {
+        const double seconds = p.seconds + w.queue() + kSlab / bandwidth +
+                               std::max(0.0, latents - p.computing) + w.compute(prompt - position);
+        pairs[{p.name, w.name}] = seconds;
+        pair = std::min(pair, seconds);
+      }
       int64_t compute = 0;
-      const double mine = Compute(w, all, prompt, &compute);
+      const double mine = Compute(w, all, prompt, bandwidth, &compute);
       if (mine < own) own_compute = compute;
       own = std::min(own, mine);
     }
-    const double pair = prefill + decode;
     Drain();
     const absl::Status submitted = Submit("r", prompt);
     if (!submitted.ok()) continue;  // every decode worker drains
@@ -202,6 +211,12 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
     const DecisionCandidate& chosen = d.candidates[d.chosen];
     EXPECT_NEAR(chosen.cost.total(), std::min(own, pair), 1e-9) << round;
     ++(chosen.prefill.empty() ? alone : handed);
+    // So is each of the others that are told.
+    for (size_t i = 0; i < d.candidate_count; ++i) {
+      const DecisionCandidate& c = d.candidates[i];
+      if (c.prefill.empty() || !c.room) continue;
+      EXPECT_NEAR(c.cost.total(), pairs.at({c.prefill, c.decode}), 1e-9) << round;
+    }
     fetched += !chosen.fetch_from.empty();
     cold += chosen.fetch_cold;
     if (!chosen.fetch_from.empty()) {
@@ -246,6 +261,26 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
   EXPECT_GT(cold, 10);
   EXPECT_GT(read, 10);
   EXPECT_GT(passed_by, 5);
+}
+
+// While moving latents takes longer than computing, who computes for longer hides more of it: a prefill
+// worker that holds the prompt and has others waiting is behind one that computes it at once.
+TEST_F(RouterFetchTest, TheCheapestPairMayHaveADearerPrefillWorker) {
+  const std::vector<PrefixKey> keys = Keys(960);
+  Fake decode = {.name = "d1", .link = 1, .fetches = false, .rate = 50};
+  Fake holds = {.name = "p1", .link = 2, .prefill = true, .waiting = 850, .rate = 850};
+  holds.latents = holds.snapshot = 14;
+  Fake computes = {.name = "p2", .link = 3, .prefill = true, .rate = 850};
+  for (Fake* w : {&decode, &holds, &computes}) Add(*w, keys);
+  constexpr double kSlow = 3e7;
+  Fetched(1, "?", 1, "OK", 64, static_cast<uint64_t>(kSlow), 1);
+  ASSERT_TRUE(Submit("r", 960).ok());
+  const Decision& d = Last();
+  const double compute = 896.0 / 850, latents = 14 * kBlock / kSlow;
+  ASSERT_LT(850.0 / 850, compute) << "the other is the cheaper one by itself";
+  ASSERT_LT(compute, latents);
+  EXPECT_EQ(d.candidates[d.chosen].prefill, "p2");
+  EXPECT_NEAR(d.candidates[d.chosen].cost.total(), kSlab / kSlow + latents + 64.0 / 50, 1e-9);
 }
 
 // Of workers that share a folder all can read the same, and each may hold more than the last, on slow disks:
