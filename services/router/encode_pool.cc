@@ -48,8 +48,9 @@ void EncodePool::Loop() {
     {
       absl::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(this, &EncodePool::Ready));
-      aside = jobs_.empty() && AsideReady();
+      aside = TakesAside();
       if (jobs_.empty() && !aside) return;
+      passed_over_ = aside || !AsideReady() ? 0 : passed_over_ + 1;
       Jobs& from = aside ? asides_ : jobs_;
       job = std::move(from.front());
       from.pop_front();

@@ -3,7 +3,8 @@
 // wait behind it.
 //
 // What nobody is to be answered from (counting tokens) goes aside: it costs its client nothing, so it takes
-// a part of the places, leaves a thread free where there are several, and waits while anything else does.
+// a part of the places, leaves a thread free where there are several, and waits while anything else does;
+// but not for ever: after kPassedOverMax others it has its turn.
 //
 // Thread-safe.
 #pragma once
@@ -30,6 +31,8 @@ struct EncodePoolOptions {
 
 class EncodePool {
  public:
+  static constexpr int kPassedOverMax = 8;
+
   explicit EncodePool(EncodePoolOptions options);
   // Runs what is queued.
   ~EncodePool();
@@ -54,6 +57,10 @@ class EncodePool {
   bool AsideReady() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return !asides_.empty() && (closed_ || asides_running_ < std::max(1, options_.threads - 1));
   }
+  // Whether the next one is taken from those aside.
+  bool TakesAside() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return AsideReady() && (jobs_.empty() || passed_over_ >= kPassedOverMax);
+  }
   bool Ready() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return closed_ || !jobs_.empty() || AsideReady();
   }
@@ -62,6 +69,7 @@ class EncodePool {
   mutable absl::Mutex mu_;
   Jobs jobs_ ABSL_GUARDED_BY(mu_), asides_ ABSL_GUARDED_BY(mu_);
   int asides_running_ ABSL_GUARDED_BY(mu_) = 0;
+  int passed_over_ ABSL_GUARDED_BY(mu_) = 0;  // jobs taken since one aside could have been
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::thread> threads_;
 };

@@ -51,5 +51,26 @@ TEST(EncodePoolTest, WhatIsAsideGoesLast) {
   EXPECT_EQ(order, "pqa");
 }
 
+// Prompts that keep coming do not keep it waiting for ever.
+TEST(EncodePoolTest, WhatIsAsideHasItsTurnAmongOthers) {
+  constexpr int kOthers = EncodePool::kPassedOverMax + 3;
+  std::string order;
+  {
+    EncodePool pool({.threads = 1, .queue_max = kOthers, .aside_max = 2});
+    absl::Notification begun, release;
+    ASSERT_TRUE(pool.Post([&] {
+                      begun.Notify();
+                      release.WaitForNotification();
+                    })
+                    .ok());
+    begun.WaitForNotification();
+    EXPECT_TRUE(pool.PostAside([&] { order += 'a'; }).ok());
+    EXPECT_TRUE(pool.PostAside([&] { order += 'b'; }).ok());
+    for (int i = 0; i < kOthers; ++i) EXPECT_TRUE(pool.Post([&] { order += 'p'; }).ok());
+    release.Notify();
+  }
+  EXPECT_EQ(order, std::string(EncodePool::kPassedOverMax, 'p') + "apppb");
+}
+
 }  // namespace
 }  // namespace deltamesh
