@@ -69,7 +69,7 @@ class FairQueue {
   // Cost that is placed until the last of the tenant's requests, and `more`, are: the others take turns.
   int64_t TokensUntilServed(const std::string& tenant, int64_t more) const;
 
-  static constexpr size_t kPassersMax = 16;
+  static constexpr size_t kPassersMax = 64;
 
  private:
   using Key = std::pair<absl::Time, uint64_t>;  // arrival and handicap, then order of arrival
