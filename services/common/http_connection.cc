@@ -1,5 +1,6 @@
 #include "services/common/http_connection.h"
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -33,6 +34,11 @@ constexpr auto kAwait = net::as_tuple(net::use_awaitable);
 constexpr size_t kAheadMax = 64 << 10;  // bytes taken from a client before their turn
 constexpr size_t kReadPiece = 16 << 10;
 constexpr size_t kWritePiece = 256 << 10;
+
+// Most of what has arrived and is not taken out yet. A chunk's line and a trailer have no bound of their own.
+size_t BufferMax(const HttpOptions& options) {
+  return std::max(static_cast<size_t>(options.header_bytes_max), kAheadMax) + kReadPiece;
+}
 
 // What the answer to one request depends on besides its content.
 struct Terms {
@@ -70,6 +76,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
       : socket_(std::move(socket)),
         deadline_(socket_.get_executor()),
         wake_(socket_.get_executor()),
+        buffer_(BufferMax(shared->options)),
         shared_(std::move(shared)) {
     ++shared_->connections;
   }
@@ -81,6 +88,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   using Parser = http::request_parser<http::string_body>;
   enum class ReadResult { kBytes, kFull, kEnd, kLost };
 
+  // False when there will be no other request.
+  net::awaitable<bool> AwaitRequest();
   net::awaitable<bool> ReadRequest(Parser* parser);
   // An HTTP status to refuse with, 0 when the body is whole or `error` says what went wrong.
   net::awaitable<int> ReadBody(Parser* parser, Error* error);
@@ -170,25 +179,37 @@ net::awaitable<void> Connection::Run(bool over_bound) {
   socket_.close(ignored);
 }
 
+// Until the first byte of a request is there. Empty lines between requests are nothing; what they stand
+// before may be long in coming.
+net::awaitable<bool> Connection::AwaitRequest() {
+  bool armed = false;
+  for (;;) {
+    while (buffer_.size() > 0) {
+      const char first = *static_cast<const char*>(buffer_.data().data());
+      if (first != '\r' && first != '\n') break;
+      buffer_.consume(1);
+    }
+    if (buffer_.size() > 0) break;
+    // Whoever only rests holds no memory.
+    buffer_.shrink_to_fit();
+    if (!std::exchange(armed, true)) Arm(shared_->options.idle_max);
+    auto [idle_error] = co_await socket_.async_wait(Tcp::socket::wait_read, kAwait);
+    if (idle_error) co_return false;
+    // Reads are as large as the room there is, otherwise 512 bytes.
+    auto [error, count] = co_await socket_.async_read_some(buffer_.prepare(kReadPiece), kAwait);
+    if (error) co_return false;
+    buffer_.commit(count);
+  }
+  Disarm();
+  co_return true;
+}
+
 net::awaitable<bool> Connection::ReadRequest(Parser* parser) {
   const HttpOptions& options = shared_->options;
   parser->header_limit(static_cast<uint32_t>(options.header_bytes_max));
   parser->body_limit(static_cast<uint64_t>(options.body_bytes_max));
-  // Empty lines between requests are nothing; what they stand before may be long in coming.
-  while (buffer_.size() > 0) {
-    const char first = *static_cast<const char*>(buffer_.data().data());
-    if (first != '\r' && first != '\n') break;
-    buffer_.consume(1);
-  }
-  if (buffer_.size() == 0) {
-    // Whoever only rests holds no memory.
-    buffer_.shrink_to_fit();
-    Arm(options.idle_max);
-    auto [idle_error] = co_await socket_.async_wait(Tcp::socket::wait_read, kAwait);
-    Disarm();
-    if (idle_error) co_return false;
-    buffer_.reserve(kReadPiece);  // reads are as large as the room there is, otherwise 512 bytes
-  }
+  const bool begun = co_await AwaitRequest();
+  if (!begun) co_return false;
   Arm(options.read_max);
   auto [head_error, head_bytes] =
       co_await http::async_read_header(socket_, buffer_, *parser, kAwait);
@@ -222,11 +243,14 @@ net::awaitable<bool> Connection::ReadRequest(Parser* parser) {
 
 net::awaitable<int> Connection::ReadBody(Parser* parser, Error* error) {
   ArrivedBytes arrived(shared_.get());
+  // What a trailer says is not the header's: proxies look at that alone.
+  const http::header<true, http::fields> header = parser->get().base();
   while (!*error && !parser->is_done()) {
     auto [read_error, bytes] = co_await http::async_read_some(socket_, buffer_, *parser, kAwait);
     *error = read_error;
     if (!arrived.Grow(parser->get().body().size())) co_return 503;
   }
+  if (parser->chunked()) parser->get().base() = header;
   co_return 0;
 }
 

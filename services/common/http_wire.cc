@@ -1,6 +1,7 @@
 #include "services/common/http_wire.h"
 
 #include <algorithm>
+#include <boost/beast/core/string.hpp>
 #include <boost/beast/http/empty_body.hpp>
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/write.hpp>
@@ -63,6 +64,13 @@ std::optional<HttpRefusal> RequestFromWire(HttpMessage message, HttpRequest* out
   if (message.version() >= 11 && out->Header("host").empty()) {
     return HttpRefusal{400, "no Host header"};
   }
+  if (message.count(http::field::host) > 1) return HttpRefusal{400, "several Host headers"};
+  // What frames a body in a way that others read differently would smuggle a request past them.
+  const auto coding = message.find(http::field::transfer_encoding);
+  const bool framed =
+      coding == message.end() || (message.count(http::field::transfer_encoding) == 1 &&
+                                  boost::beast::iequals(coding->value(), "chunked"));
+  if (!framed) return HttpRefusal{400, "Transfer-Encoding is other than chunked"};
   out->body = std::move(message.body());
   return std::nullopt;
 }

@@ -9,8 +9,8 @@
 #include <fstream>
 #include <mutex>
 #include <thread>
-#include <tuple>
 
+#include "absl/strings/str_format.h"
 #include "absl/synchronization/notification.h"
 #include "runtime/base/log.h"
 #include "services/common/address.h"
@@ -180,6 +180,48 @@ TEST_F(HttpServerTest, MalformedInputIsRefusedByKind) {
       431);
   EXPECT_EQ(Ask(RawHttp::Post("/echo", std::string(101, 'a'))).status, 413);
   EXPECT_EQ(Ask(RawHttp::Post("/echo", std::string(100, 'a'))).status, 200);
+}
+
+// Neither has a bound in HTTP, and no byte of a body comes of them.
+TEST_F(HttpServerTest, EndlessChunkLinesAndTrailersAreRefused) {
+  Start();
+  const std::string head = "POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n";
+  EXPECT_EQ(Ask(head + "1;" + std::string(1 << 20, 'a')).status, 400);
+  std::string trailer = "0\r\n";
+  while (trailer.size() < 1 << 20) trailer += "A: b\r\n";
+  EXPECT_EQ(Ask(head + trailer).status, 400);
+}
+
+// Others may frame such a request differently, and take its body for the next request.
+TEST_F(HttpServerTest, WhatFramesABodyDifferentlyIsRefused) {
+  Start();
+  for (const char* coding : {"chunked, identity", "xchunked",
+                             "\x0b"
+                             "chunked",
+                             "gzip, chunked", "identity"}) {
+    const auto r =
+        Ask(absl::StrFormat("POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: %s\r\n"
+                            "\r\n0\r\n\r\n",
+                            coding));
+    EXPECT_EQ(r.status, 400) << coding;
+  }
+  EXPECT_EQ(Ask("GET /echo HTTP/1.1\r\nHost: t\r\nHost: u\r\n\r\n").status, 400);
+  EXPECT_EQ(Ask("POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: Chunked\r\n\r\n"
+                "1\r\na\r\n0\r\nHost: u\r\n\r\n")
+                .body,
+            "POST:a")
+      << "a trailer is no header";
+}
+
+TEST_F(HttpServerTest, EmptyLinesBetweenRequestsAreNothing) {
+  Start();
+  RawHttp client(server->port());
+  client.Send("\r\n" + RawHttp::Post("/echo", "1"));
+  EXPECT_EQ(client.ReadResponse().body, "POST:1");
+  client.Send("\r\n");  // after the answer, and by itself
+  absl::SleepFor(absl::Milliseconds(20));
+  client.Send("\r\n\r\n" + RawHttp::Post("/echo", "2"));
+  EXPECT_EQ(client.ReadResponse().body, "POST:2");
 }
 
 TEST_F(HttpServerTest, HugeBodyIsRefusedWhileTheClientStillSends) {
@@ -573,54 +615,6 @@ TEST_F(HttpServerTest, DrainWaitsForAnswersAndTakesNothingNew) {
   EXPECT_THAT(client.ReadResponse().head, HasSubstr("Connection: close"));
   EXPECT_EQ(client.ReadAll(), "");
   EXPECT_TRUE(client.closed_by_peer());
-}
-
-TEST(AddressTest, WhatPeopleWriteIsReadOrRefusedByName) {
-  const std::vector<std::tuple<const char*, const char*, int>> good = {
-      {"localhost:8080", "localhost", 8080}, {"0.0.0.0:0", "0.0.0.0", 0},
-      {"[::]:65535", "::", 65535},           {"[::1]:8080", "::1", 8080},
-      {"[fe80::1%lo]:1", "fe80::1%lo", 1},
-  };
-  for (const auto& [text, host, port] : good) {
-    const auto at = ParseHostPort("--http", text);
-    ASSERT_TRUE(at.ok()) << at.status();
-    EXPECT_EQ(at->first, host);
-    EXPECT_EQ(at->second, port);
-    EXPECT_EQ(JoinHostPort(host, port), text);
-  }
-  for (const char* text :
-       {"", "8080", ":8080", "localhost", "localhost:", "localhost:x", "localhost:65536",
-        "localhost:-1", "::1:8080", "[::1]", "[::1:80", "[]:80", "http://localhost:80", "a b:80"}) {
-    const absl::Status status = ParseHostPort("--http", text).status();
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << text;
-    EXPECT_THAT(std::string(status.message()), StartsWith("--http: ")) << text;
-  }
-}
-
-TEST(AddressTest, WhatCannotBeListenedOnIsKnownBefore) {
-  EXPECT_TRUE(CheckListen("--http", "localhost:0").ok());
-  const absl::StatusOr<std::string> local = NumericHost("--transport-listen", "localhost");
-  ASSERT_TRUE(local.ok()) << local.status();
-  EXPECT_TRUE(*local == "127.0.0.1" || *local == "::1") << *local;
-  for (const char* numeric : {"127.0.0.1", "0.0.0.0", "::1", "::", "192.0.2.7", "fe80::1%lo"}) {
-    EXPECT_EQ(NumericHost("--x", numeric).value_or(""), numeric);
-  }
-  for (const char* text : {"", "no-such-host.invalid", "a b"}) {
-    const absl::Status status = NumericHost("--transport-listen", text).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("--transport-listen"));
-  }
-  for (const char* text : {"192.0.2.1:0", "no.such.host.invalid:80"}) {
-    const absl::Status status = CheckListen("--http", text);
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("is no address of this machine"));
-  }
-  TestHandler handler;
-  const auto server = HttpServer::Start({}, &handler);
-  ASSERT_TRUE(server.ok());
-  const absl::Status taken = CheckListen("--http", (*server)->address());
-  EXPECT_TRUE(absl::IsUnavailable(taken)) << taken;
-  EXPECT_THAT(std::string(taken.message()), HasSubstr((*server)->address()));
 }
 
 TEST(HttpOpsTest, HealthReadinessAndMetrics) {
