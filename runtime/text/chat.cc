@@ -193,8 +193,14 @@ absl::Status CheckOneOf(std::string_view field, std::string_view value,
 
 }  // namespace
 
+absl::Status CheckMessageCount(int64_t messages) {
+  if (messages <= kChatMessagesMax) return absl::OkStatus();
+  return InvalidArgument("messages: %d; send at most %d", messages, kChatMessagesMax);
+}
+
 absl::StatusOr<std::vector<ChatMessage>> ChatMessagesFromJson(const Json& messages) {
   if (!messages.is_array()) return WrongType("messages", messages, "an array of messages");
+  RETURN_IF_ERROR(CheckMessageCount(static_cast<int64_t>(messages.size())));
   std::vector<ChatMessage> out;
   for (size_t i = 0; i < messages.size(); ++i) {
     ASSIGN_OR_RETURN(out.emplace_back(), MessageFromJson(messages[i], i));

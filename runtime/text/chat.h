@@ -42,6 +42,11 @@ struct ChatRequest {
   bool add_generation_prompt = true;
 };
 
+// Of one conversation; each takes more memory than it may have bytes.
+inline constexpr int64_t kChatMessagesMax = 65536;
+// INVALID_ARGUMENT when there are more.
+absl::Status CheckMessageCount(int64_t messages);
+
 // Messages from their OpenAI JSON: content may be null, a string or an array of text parts; errors name
 // the field, "messages[2].content: ...". Unknown keys are ignored.
 absl::StatusOr<std::vector<ChatMessage>> ChatMessagesFromJson(const Json& messages);

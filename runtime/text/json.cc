@@ -18,9 +18,10 @@ constexpr size_t kShownBytesMax = 300;
 struct Cost {
   int depth = 0;
   int64_t key_pairs = 0;  // an ordered object compares each new key with all before it
+  int64_t containers = 0, values = 0;
 };
 
-// By brackets and colons outside strings. Only needs to be right for the part of the text that parses.
+// By brackets, commas and colons outside strings. Need only be right for the part of the text that parses.
 Cost CostOf(std::string_view text) {
   Cost cost;
   std::array<int64_t, kMaxJsonDepth + 1> keys{};  // so far, of the value open at each depth
@@ -35,9 +36,12 @@ Cost CostOf(std::string_view text) {
       in_string = true;
     } else if (c == '[' || c == '{') {
       cost.depth = std::max(cost.depth, ++depth);
+      ++cost.containers;
       if (depth <= kMaxJsonDepth) keys[static_cast<size_t>(depth)] = 0;
     } else if (c == ']' || c == '}') {
       depth = std::max(depth - 1, 0);
+    } else if (c == ',') {
+      ++cost.values;
     } else if (c == ':' && depth <= kMaxJsonDepth) {
       cost.key_pairs += keys[static_cast<size_t>(depth)]++;
     }
@@ -188,6 +192,11 @@ absl::StatusOr<Json> ParseJson(std::string_view text, std::string_view name) {
   if (cost.key_pairs > kMaxJsonKeyPairs) {
     return InvalidArgument("%s: JSON has objects of too many keys; use at most %d in one object",
                            name, kMaxJsonObjectKeys);
+  }
+  if (cost.containers > kMaxJsonContainers || cost.values > kMaxJsonValues) {
+    return InvalidArgument(
+        "%s: JSON has %d objects and arrays and %d values; use at most %d and %d", name,
+        cost.containers, cost.values, kMaxJsonContainers, kMaxJsonValues);
   }
   try {
     return Json::parse(text);

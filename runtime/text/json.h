@@ -19,6 +19,10 @@ inline constexpr int kMaxJsonDepth = 128;
 // is compared with all before it, so that larger ones could keep a thread busy for hours.
 inline constexpr int64_t kMaxJsonObjectKeys = 16384;
 inline constexpr int64_t kMaxJsonKeyPairs = kMaxJsonObjectKeys * (kMaxJsonObjectKeys - 1) / 2;
+// Values take many times their text's bytes: objects and arrays, and all values together (but one for each of
+// those).
+inline constexpr int64_t kMaxJsonContainers = int64_t{1} << 18;
+inline constexpr int64_t kMaxJsonValues = int64_t{1} << 22;
 inline constexpr int64_t kMaxConfigFileBytes = 64 << 20;
 
 // `name` is what errors call the text (a file or a field).

@@ -220,6 +220,12 @@ void OneRequest::OnCancelled() {
   if (cancelled_) cancelled_();
 }
 
+bool HasFewFields(const grpc::ByteBuffer& bytes, const google::protobuf::Descriptor* type) {
+  grpc::ByteBuffer shared = bytes;
+  grpc::ProtoBufferReader reader(&shared);
+  return !reader.status().ok() || HasFewFields(&reader, type);
+}
+
 bool ParseBytes(const grpc::ByteBuffer& bytes, google::protobuf::MessageLite* message) {
   grpc::ByteBuffer shared = bytes;  // reading consumes it, the slices are counted
   grpc::ProtoBufferReader reader(&shared);

@@ -20,6 +20,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "services/common/message_fields.h"
 
 namespace deltamesh {
 
@@ -168,12 +169,18 @@ class OneRequest final : public GrpcCall::Events {
 // little would hold up all others.
 inline constexpr size_t kSmallRequestBytes = 64 << 10;
 
+// False when there are more than kRequestFieldsMax.
+bool HasFewFields(const grpc::ByteBuffer& bytes, const google::protobuf::Descriptor* type);
 // False when they are no such message.
 bool ParseBytes(const grpc::ByteBuffer& bytes, google::protobuf::MessageLite* message);
 
-// INVALID_ARGUMENT when it is no such message.
+// INVALID_ARGUMENT when it is no such message, or has too many fields.
 template <typename Message>
 absl::StatusOr<Message> ParseRequest(const grpc::ByteBuffer& bytes) {
+  if (!HasFewFields(bytes, Message::descriptor())) {
+    return absl::InvalidArgumentError("request: more than " + std::to_string(kRequestFieldsMax) +
+                                      " fields; send fewer messages or entries");
+  }
   Message message;
   if (ParseBytes(bytes, &message)) return message;
   return absl::InvalidArgumentError("request: is not a " + message.GetTypeName());

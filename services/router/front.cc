@@ -374,6 +374,7 @@ int64_t Front::SharedTokens(const ChatRequest& other, const std::vector<TokenId>
 
 absl::StatusOr<ChatRequest> ChatFromProto(const v1::ChatInput& chat) {
   ChatRequest out;
+  RETURN_IF_ERROR(CheckMessageCount(chat.messages_size()));
   ASSIGN_OR_RETURN(out.tools, JsonField(chat.tools_json(), "tools_json", true));
   ASSIGN_OR_RETURN(out.response_format,
                    JsonField(chat.response_format_json(), "response_format_json", false));

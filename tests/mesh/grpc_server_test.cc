@@ -1,6 +1,7 @@
 // A gRPC port: calls of all kinds end as they should, with a thread of its own and with a lent one.
 #include "services/common/grpc_server.h"
 
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -263,6 +264,31 @@ TEST_P(GrpcServerTest, AClientThatReadsNothingIsGivenUp) {
 
 INSTANTIATE_TEST_SUITE_P(Threads, GrpcServerTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Own" : "Lent"; });
+
+// A field of two bytes becomes an object of a hundred: too many are refused before that.
+TEST(MessageFieldsTest, AreCountedBeforeTheyAreParsed) {
+  const auto many = [](int64_t count) {
+    std::string bytes;
+    for (int64_t i = 0; i < count; ++i) bytes.append("\x0a\0", 2);  // an empty string, field 1
+    return bytes;
+  };
+  const auto parse = [](const std::string& bytes) {
+    const grpc::Slice slice(bytes);
+    return ParseRequest<grpc::health::v1::HealthCheckRequest>(grpc::ByteBuffer(&slice, 1)).status();
+  };
+  EXPECT_TRUE(parse(many(kRequestFieldsMax)).ok());
+  EXPECT_EQ(parse(many(kRequestFieldsMax + 1)).message(),
+            "request: more than 1048576 fields; send fewer messages or entries");
+  // Those of messages within count: 20 entries of list_services_response.
+  const std::string within = std::string("\x32\x28") + many(20);
+  const auto few = [](const std::string& bytes, int64_t most) {
+    google::protobuf::io::ArrayInputStream stream(bytes.data(), static_cast<int>(bytes.size()));
+    return HasFewFields(&stream, ReflectionResponse::descriptor(), most);
+  };
+  EXPECT_TRUE(few(within, 21));
+  EXPECT_FALSE(few(within, 20));
+  EXPECT_TRUE(few("\x32\x7f" + many(20), 21)) << "cut short: no such message";
+}
 
 }  // namespace
 }  // namespace deltamesh

@@ -125,5 +125,41 @@ TEST(ChatMessagesFromJsonTest, ContentForms) {
   EXPECT_EQ((*m)[2].content, "");
 }
 
+TEST(ChatMessagesFromJsonTest, MessagesAreBounded) {
+  Json messages = Json::array();
+  for (int64_t i = 0; i < kChatMessagesMax; ++i) messages.push_back({{"role", "user"}});
+  EXPECT_TRUE(ChatMessagesFromJson(messages).ok());
+  messages.push_back({{"role", "user"}});
+  EXPECT_EQ(ChatMessagesFromJson(messages).status().ToString(),
+            "INVALID_ARGUMENT: messages: 65537; send at most 65536");
+}
+
+// Results look for the calls that they answer: minutes, if each of many looked at all of many.
+TEST(ChatK3Test, ManyResultsOfManyCallsAreRenderedInAMoment) {
+  const auto tokenizer = GoldenTokenizer("kimi_k3");
+  const auto format = GoldenFormat("kimi_k3", *tokenizer);
+  ChatRequest r;
+  ChatMessage calls;
+  calls.role = "assistant";
+  calls.tool_calls = Json::array();
+  for (int i = 0; i < 100'000; ++i) {
+    calls.tool_calls.push_back(
+        {{"id", std::to_string(i)}, {"type", "function"}, {"function", {{"name", "f"}}}});
+  }
+  r.messages.push_back(std::move(calls));
+  for (int i = 0; i < 20'000; ++i) {
+    ChatMessage result, next;
+    result.role = "tool";
+    result.tool_call_id = std::to_string(i);
+    result.content = "ok";
+    next.role = "user";
+    next.content = "go on";
+    r.messages.push_back(std::move(result));
+    r.messages.push_back(std::move(next));
+  }
+  const auto segments = format->Render(r);
+  EXPECT_TRUE(segments.ok()) << segments.status();
+}
+
 }  // namespace
 }  // namespace deltamesh

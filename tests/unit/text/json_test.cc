@@ -53,6 +53,22 @@ TEST(JsonTest, DepthIsBounded) {
               {"tools: "});
 }
 
+// Two bytes of text may take a hundred of memory.
+TEST(JsonTest, ValuesAreBounded) {
+  const auto many = [](int64_t count, std::string_view value) {
+    std::string text = "[0";
+    for (int64_t i = 1; i < count; ++i) text.append(",").append(value);
+    return text + "]";
+  };
+  EXPECT_TRUE(ParseJson(many(kMaxJsonContainers, "{}"), "x").ok());
+  ExpectError(ParseJson(many(kMaxJsonContainers + 1, "{}"), "body").status(),
+              absl::StatusCode::kInvalidArgument, {"body: ", "262145 objects", "262144"});
+  EXPECT_TRUE(ParseJson(many(kMaxJsonValues, "1"), "x").ok());
+  ExpectError(ParseJson(many(kMaxJsonValues + 2, "1"), "body").status(),
+              absl::StatusCode::kInvalidArgument, {"body: ", "4194305 values", "4194304"});
+  EXPECT_TRUE(ParseJson("\"" + std::string(kMaxJsonValues + 2, ',') + "\"", "x").ok());
+}
+
 // What is wrong is quoted in terminals, logs and answers.
 TEST(JsonTest, ErrorsAreShortAndWellFormedWhateverTheText) {
   for (const std::string& text :
