@@ -120,9 +120,25 @@ class Writer {
     return absl::OkStatus();
   }
 
+  // Of the last assistant message: they may be many, and so may be the results that look for theirs.
+  struct Calls {
+    const Json* all = nullptr;
+    std::map<std::string, size_t> by_id;
+  };
+  static Calls CallsOf(const ChatMessage& m) {
+    Calls calls = {.all = &m.tool_calls, .by_id = {}};
+    for (size_t n = 0; n < m.tool_calls.size(); ++n) {
+      const auto id = m.tool_calls[n].find("id");
+      if (id != m.tool_calls[n].end() && id->is_string()) {
+        calls.by_id.emplace(id->get<std::string>(), n);
+      }
+    }
+    return calls;
+  }
+
   absl::Status Conversation() {
     const auto& messages = request_.messages;
-    const Json* calls = nullptr;  // of the last assistant message
+    Calls calls;
     for (size_t i = 0; i < messages.size();) {
       const ChatMessage& m = messages[i];
       if (m.role == "tool") {
@@ -136,7 +152,7 @@ class Writer {
         RETURN_IF_ERROR(
             DeclareTools("tools_dynamic", m.tools, absl::StrFormat("messages[%d].tools", i)));
       } else if (m.role == "assistant") {
-        calls = &m.tool_calls;
+        calls = CallsOf(m);
         Assistant(m);
       } else {
         Message(m.content, RoleAttributes(m));
@@ -203,13 +219,10 @@ class Writer {
   }
 
   // Tool results [begin, end): in the order of the calls if every one names a known call, else as given.
-  absl::Status ToolResults(size_t begin, size_t end, const Json* calls) {
+  absl::Status ToolResults(size_t begin, size_t end, const Calls& of) {
     const auto& messages = request_.messages;
-    std::map<std::string, size_t> by_id;
-    for (size_t n = 0; calls != nullptr && n < calls->size(); ++n) {
-      const auto id = (*calls)[n].find("id");
-      if (id != (*calls)[n].end() && id->is_string()) by_id.emplace(id->get<std::string>(), n);
-    }
+    const Json* const calls = of.all;
+    const std::map<std::string, size_t>& by_id = of.by_id;
     std::vector<size_t> order;
     bool all_known = true;
     for (size_t i = begin; i < end; ++i) {
