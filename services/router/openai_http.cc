@@ -1,6 +1,7 @@
 #include "services/router/openai_http.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
 #include <utility>
 
@@ -234,8 +235,11 @@ void OpenAiHttp::Accept(HttpRequest request, bool chat, std::shared_ptr<HttpResp
   absl::Status status = router_->Admits();
   if (status.ok()) {
     auto held = std::make_shared<HttpRequest>(std::move(request));
-    status = pool_->Post(
-        [this, held, origin, chat, responder] { Complete(*held, origin, chat, responder); });
+    const auto left = std::make_shared<std::atomic<bool>>(false);
+    responder->OnGone([left] { *left = true; });
+    status = pool_->Post([this, held, origin, chat, responder, left] {
+      if (!*left) Complete(*held, origin, chat, responder);
+    });
   }
   if (!status.ok()) Refuse(origin, status, responder.get());
 }

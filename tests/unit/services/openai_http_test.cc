@@ -469,6 +469,29 @@ TEST_F(OpenAiHttpTest, PartsThatDoNotFitAreNotTheClientsFault) {
   EXPECT_EQ(Chat().status, 503);
 }
 
+// A client that left while its request waited for a thread is not worked for.
+TEST_F(OpenAiHttpTest, NobodyComputesForAClientThatLeftTheQueue) {
+  Start();
+  absl::Notification busy, release;
+  ASSERT_TRUE(mesh->pool
+                  .Post([&] {
+                    busy.Notify();
+                    release.WaitForNotification();
+                  })
+                  .ok());
+  busy.WaitForNotification();
+  RawHttp client(server->port());
+  client.Send(RawHttp::Post("/v1/completions",
+                            R"({"prompt": "Hi", "pad": ")" + std::string(1 << 20, 'x') + "\"}"));
+  ASSERT_TRUE(FakeMesh::Await([&] { return mesh->pool.queued() == 1; }));
+  client.Reset();
+  absl::SleepFor(absl::Milliseconds(300));  // until the server has heard of it
+  release.Notify();
+  ASSERT_TRUE(FakeMesh::Await([&] { return mesh->pool.queued() == 0; }));
+  EXPECT_EQ(Chat().status, 200);
+  EXPECT_EQ(mesh->started().size(), 1u);
+}
+
 // While every thread of the pool is busy the port answers all that is small.
 TEST_F(OpenAiHttpTest, LargeInputsDoNotHoldUpTheRest) {
   Start();
