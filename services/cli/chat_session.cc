@@ -80,6 +80,7 @@ void ChatSession::Fill(v1::GenerateRequest* request) const {
 }
 
 void ChatSession::Refresh(bool said) {
+  if (reset_ && !said) return;
   v1::SessionInfo info;
   const auto until = std::chrono::steady_clock::now() + kTurnEnds;
   do {
@@ -92,6 +93,7 @@ void ChatSession::Refresh(bool said) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   } while (std::chrono::steady_clock::now() < until);
   tokens_ = info.tokens();
+  reset_ = false;
 }
 
 bool ChatSession::Command(const std::string& line) {

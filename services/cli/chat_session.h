@@ -23,12 +23,18 @@ class ChatSession {
   bool Open();
   // It has tokens: the next turn is appended.
   bool begun() const { return tokens_ > 0; }
-  // The next turn begins it anew.
-  void Reset() { tokens_ = 0; }
+  // The next turn begins it anew; until one did, what the router has of it is another conversation.
+  void Reset() {
+    tokens_ = 0;
+    reset_ = true;
+  }
 
   void Fill(v1::GenerateRequest* request) const;
   // A turn ended well.
-  void Ended(const v1::Finish& finish) { tokens_ = finish.session_tokens(); }
+  void Ended(const v1::Finish& finish) {
+    tokens_ = finish.session_tokens();
+    reset_ = false;
+  }
   // A turn was cut or failed: asks how far the session came. With `said` some of its answer came here, so the
   // router will know the session once it notices.
   void Refresh(bool said);
@@ -48,6 +54,7 @@ class ChatSession {
   const std::string name_, salt_;
   std::ostream* const out_;
   uint32_t tokens_ = 0;
+  bool reset_ = false;
 };
 
 }  // namespace deltamesh

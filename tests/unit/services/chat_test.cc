@@ -144,6 +144,24 @@ TEST_F(ChatTest, ASessionSendsOnlyWhatIsNewAndGoesOnLater) {
   EXPECT_EQ(second[3].prompt_size(), second[0].prompt_size());
 }
 
+// The router still has the old conversation when the first message of the new one fails.
+TEST_F(ChatTest, AResetHoldsWhenTheNextMessageFails) {
+  options.session = "trip";
+  script = [this](const mesh::StartDecode&) {
+    Script s = mesh.Say("x");
+    if (mesh.started().size() == 2) s.refuse = absl::UnavailableError("planted");
+    return s;
+  };
+  Start();
+  Type("Hi\n/reset\nfails\nHi\n");
+  close(fds[1]);
+  EXPECT_EQ(Run(), 1);
+  EXPECT_THAT(out.str(), HasSubstr("planted"));
+  const auto started = mesh.started();
+  ASSERT_EQ(started.size(), 3u);
+  EXPECT_EQ(started[2].prompt_size(), started[0].prompt_size());
+}
+
 TEST_F(ChatTest, ACutTurnOfASessionStaysAsFarAsItCame) {
   options.session = "trip";
   script = [this](const mesh::StartDecode&) {
