@@ -66,7 +66,7 @@ struct RouterOptions {
   // Sessions.
   int64_t sessions_max = 65536;  // remembered
   int64_t session_bytes_max = int64_t{256} << 20;
-  int64_t session_calls_max = 64;                       // at once
+  int64_t session_calls_max = 128;                      // that wait at once; of a tenant half
   absl::Duration session_read_max = absl::Seconds(5);   // all stores have answered within
   absl::Duration session_call_max = absl::Seconds(60);  // longest deadline of a call
   // A worker with a store that is away for this long counts as gone: it may have loaded a model meanwhile.

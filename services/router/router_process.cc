@@ -299,7 +299,7 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
         "conversations whose tokens are remembered by name");
   count("--session-mib", f->session_mib, "MiB", "of the tokens of these (MiB: 2^20 bytes)");
   count("--session-calls", f->core.session_calls_max, "calls",
-        "calls about sessions that may wait for workers at once");
+        "calls about sessions that may wait for workers at once, half of them of one tenant");
   option("--store-forget-minutes", f->store_forget_minutes,
          "minutes after which a worker with a store that does not come back counts as gone; until "
          "then sessions that it may have are unavailable, not absent")

@@ -85,14 +85,6 @@ void SessionCalls::Start(SessionCall spec, bool running, bool target_running, ab
   call.spec = std::move(spec);
   call.running = running;
   call.spec.deadline = std::min(call.spec.deadline, now + options_->session_call_max);
-  if (live() > options_->session_calls_max) {
-    return Refuse(
-        call, SessionRefusal::kFull,
-        WithRetryAfter(
-            ResourceExhausted("%d session calls are going on, the router's bound; retry later",
-                              options_->session_calls_max),
-            kComeAgain));
-  }
   if (call.spec.deadline <= now) {
     return Refuse(call, SessionRefusal::kDeadline,
                   DeadlineExceeded("the deadline passed before the call began"));
@@ -117,8 +109,26 @@ void SessionCalls::Start(SessionCall spec, bool running, bool target_running, ab
   }
   follower_.Restore(call.spec.session);
   const Session* session = table_.Find(call.spec.session);
+  if (session == nullptr || (kind != Kind::kGet && kind != Kind::kOpen)) {  // those never wait
+    const absl::Status room = CheckRoom(call);
+    if (!room.ok()) return Refuse(call, SessionRefusal::kFull, WithRetryAfter(room, kComeAgain));
+  }
   if (session == nullptr) return Read(call, Phase::kReading, call.spec.session, now);
   AnswerKnown(call, *session, now);
+}
+
+absl::Status SessionCalls::CheckRoom(const Call& call) const {
+  const int64_t most = options_->session_calls_max, share = (most + 1) / 2;
+  if (live() > most) {
+    return ResourceExhausted("%d session calls are going on, the router's bound; retry later",
+                             most);
+  }
+  const int64_t of_tenant = std::count_if(calls_.begin(), calls_.end(), [&](const auto& other) {
+    return other.second.spec.salt == call.spec.salt;
+  });
+  if (of_tenant <= share) return absl::OkStatus();
+  return ResourceExhausted(
+      "%d session calls are going on, the router's bound for a tenant; retry later", share);
 }
 
 void SessionCalls::AnswerKnown(Call& call, const Session& session, absl::Time now) {

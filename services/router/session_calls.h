@@ -94,6 +94,7 @@ class SessionCalls {
     SessionState state;                // what is to be answered
   };
 
+  absl::Status CheckRoom(const Call& call) const;
   void AnswerKnown(Call& call, const Session& session, absl::Time now);
   void Suspend(Call& call, const Session& session, absl::Time now);
   void Fork(Call& call, absl::Time now);

@@ -450,7 +450,7 @@ TEST_F(SessionCallsTest, ForksShareTokensAndAskBeforeTheyReplace) {
 
 TEST_F(SessionCallsTest, DeadlinesCancelsAndBounds) {
   RouterOptions options = DefaultOptions();
-  options.session_calls_max = 2;
+  options.session_calls_max = 3;
   Restart(options);
   JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
   EXPECT_EQ(Call(Kind::kGet, "s", "", false, absl::ZeroDuration()),
@@ -463,17 +463,40 @@ TEST_F(SessionCallsTest, DeadlinesCancelsAndBounds) {
   EXPECT_EQ(Drain(), "session c: CANCELLED: the client left\n");
   core->CancelSessionCall("c", now);
   EXPECT_EQ(Drain(), "");
-  for (const char* id : {"x", "y", "z"}) {
+  const auto ask = [&](const std::string& id, const std::string& tenant) {
     SessionCall call;
     call.id = id;
     call.session = Id("s");
+    call.salt = tenant;
     core->CallSession(call, now);
-  }
-  EXPECT_EQ(
-      Drain(),
-      "2 <- Read 3\n2 <- Read 4\nsession z: RESOURCE_EXHAUSTED: 2 session calls are going on, "
-      "the router's bound; retry later [again in 1s]\n");
-  EXPECT_EQ(core->gauges().session_calls, 2);
+    return Drain();
+  };
+  EXPECT_EQ(ask("x", ""), "2 <- Read 3\n");
+  EXPECT_EQ(ask("y", ""), "2 <- Read 4\n");
+  EXPECT_EQ(ask("z", ""),
+            "session z: RESOURCE_EXHAUSTED: 2 session calls are going on, the router's bound for a "
+            "tenant; retry later [again in 1s]\n");
+  EXPECT_EQ(ask("v", "other"), "2 <- Read 5\n");
+  EXPECT_EQ(ask("w", "third"),
+            "session w: RESOURCE_EXHAUSTED: 3 session calls are going on, the router's bound; "
+            "retry later [again in 1s]\n");
+  EXPECT_EQ(core->gauges().session_calls, 3);
+}
+
+// What is in memory needs no place.
+TEST_F(SessionCallsTest, CallsThatNeedNoStoreAreAnsweredWhileOthersWait) {
+  RouterOptions options = DefaultOptions();
+  options.session_calls_max = 1;
+  Restart(options);
+  JoinWithStore(kDecode, "d1", mesh::ROLE_DECODE);
+  Turn("known", 10, {1});
+  SessionCall waits;
+  waits.id = "w";
+  waits.session = Id("unknown");
+  core->CallSession(waits, now);
+  EXPECT_THAT(Drain(), ::testing::HasSubstr("Read"));
+  EXPECT_THAT(Call(Kind::kGet, "known"), ::testing::HasSubstr("session c: 11 tokens"));
+  EXPECT_THAT(Call(Kind::kSuspend, "known"), ::testing::HasSubstr("RESOURCE_EXHAUSTED"));
 }
 
 TEST(SessionTableTest, ForgetsTheLeastRecentlyUsedWithinItsBounds) {
