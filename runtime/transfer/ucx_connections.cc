@@ -151,7 +151,8 @@ absl::Status UcxTransportImpl::Answer(const Arrived& arrived) {
   if (hello.to != identity_)
     return FailedPrecondition("%s means a process that listened here before", address.host_port);
   if (peer->state == Peer::kUnclaimed && static_cast<int64_t>(peers_.size()) >= options_.peers_max)
-    return ResourceExhausted("%d connections, as many as allowed; raise peers_max", peers_.size());
+    return ResourceExhausted("%d connections, as many as allowed; raise --transport-peers",
+                             peers_.size());
   if (peer->state == Peer::kUnclaimed) {
     peer->id = next_peer_++;
     Adopt(peer);

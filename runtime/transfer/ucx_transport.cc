@@ -104,8 +104,9 @@ absl::StatusOr<PeerId> UcxTransportImpl::Connect(std::string_view address) {
                            parsed.host_port);
   }
   if (peer_count_ >= options_.peers_max) {
-    return ResourceExhausted("transport: %d connections, as many as allowed; raise peers_max",
-                             peer_count_.load());
+    return ResourceExhausted(
+        "transport: %d connections, as many as allowed; raise --transport-peers",
+        peer_count_.load());
   }
   Command command;
   command.kind = Command::kConnect;

@@ -65,6 +65,12 @@ void AddWorkerFlags(CLI::App* app, WorkerFlags* f) {
   app->add_option("--transport-advertise", f->transport_advertise,
                   "name or address of this machine whose interface carries transfers when "
                   "--transport-listen is a wildcard (default: as listened)");
+  app->add_option(
+         "--transport-peers", f->transport_peers,
+         "connections that carry large buffers, in and out: up to four to each worker that "
+         "this one exchanges states with, and one to each expert shard")
+      ->check(WholeIn(1, 65536, "connections"))
+      ->capture_default_str();
   app->add_option("--threads", f->threads, "threads of the step loop")
       ->check(WholeIn(1, 1024, "threads"))
       ->capture_default_str();

@@ -27,6 +27,7 @@ struct WorkerFlags {
   std::string http = "127.0.0.1:0";              // /metrics, /healthz, /readyz
   std::string transport_listen = "127.0.0.1:0";  // where large buffers arrive
   std::string transport_advertise;    // names the interface of a wildcard; empty: as listened
+  int64_t transport_peers = 240;      // connections of large buffers, in and out
   int threads = 1;                    // of the step loop
   std::string cpus;                   // that the process may run on; empty: as started
   int64_t spin_us = 50;               // of looking for more work before a thread sleeps; 0: none

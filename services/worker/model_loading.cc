@@ -45,6 +45,7 @@ absl::StatusOr<std::unique_ptr<Transport>> OpenUcx(const WorkerFlags& flags) {
     ASSIGN_OR_RETURN(options.advertise_host,
                      NumericHost("--transport-advertise", flags.transport_advertise));
   }
+  options.peers_max = flags.transport_peers;
   options.drive_spin = absl::Microseconds(flags.spin_us);
   RETURN_IF_ERROR(ApplyUcxDefaults(options));
   ASSIGN_OR_RETURN(std::unique_ptr<UcxTransport> transport, UcxTransport::Create(options));
@@ -113,7 +114,7 @@ std::vector<std::pair<std::string, std::string>> DescribeWorker(const WorkerFlag
           {"packed-dir", flags.packed_dir},
           {"packed-max-gib", absl::StrFormat("%g", flags.packed_max_gib)},
           {"drain-seconds", absl::StrFormat("%g", flags.drain_seconds)},
-          {"transport peers", std::to_string(ucx.peers_max)},
+          {"transport-peers", std::to_string(flags.transport_peers)},
           {"transport strangers", absl::StrFormat("%d silent, cut after %s", ucx.strangers_max,
                                                   absl::FormatDuration(ucx.stranger_silence))},
           {"transport greeting", absl::FormatDuration(ucx.greeting_max)},

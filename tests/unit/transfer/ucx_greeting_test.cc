@@ -312,7 +312,7 @@ TEST(UcxGreetingTest, WhoIsTurnedAwayWhenFullMayComeBackLater) {
     ASSERT_TRUE(b.transport->Connect(full.transport->address()).ok());
     ASSERT_TRUE(b.recorder.Wait(
         5, [&](const Recorder& r) { return static_cast<int>(r.lost_.size()) == i; }));
-    EXPECT_THAT(MessageOf(b.recorder.lost_.back().second), HasSubstr("peers_max"));
+    EXPECT_THAT(MessageOf(b.recorder.lost_.back().second), HasSubstr("--transport-peers"));
   }
   EXPECT_EQ(full.transport->stats().refused, 3u);
   a.transport->Disconnect(first);
