@@ -435,6 +435,7 @@ void HandoffReceiver::Impl::OnLanded(const TransferPtr& t, uint32_t region, uint
     std::lock_guard lock(mutex_);
     --t->in_flight;
     if (t->ended) {
+      t->deadline = clock_->Now() + options_.drain_grace;  // the peer still writes
       Release(t, out);
     } else if (!status.ok()) {
       Refuse(t, mesh::Verdict::SEGMENT, {mesh::PEER_LOST, MessageOf(status)}, out);

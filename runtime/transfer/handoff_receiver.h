@@ -84,8 +84,8 @@ struct HandoffReceiverOptions {
   absl::Duration unclaimed_max = absl::Minutes(5);
   absl::Duration idle_max = kHandoffIdleMax;     // silence between manifest and seal
   absl::Duration seal_grace = absl::Seconds(2);  // seal to last segment
-  absl::Duration drain_grace =
-      absl::Milliseconds(500);   // failure to disconnecting a peer that still writes
+  // An ended transfer whose segments in flight do not move for so long has its peer disconnected.
+  absl::Duration drain_grace = absl::Milliseconds(500);
   int64_t transfers_max = 4096;  // open at once
   bool verify_checksums = true;  // off shows in tests what checksums catch
 };

@@ -331,8 +331,10 @@ void HandoffSender::Impl::OnSent(const TransferPtr& t, const absl::Status& statu
   {
     std::lock_guard lock(mutex_);
     if (segment) {
-      t->progress = clock_->Now();
+      const absl::Time now = clock_->Now();
+      t->progress = now;
       if (--t->in_flight == 0 && t->ended) std::erase(draining_, t);
+      if (t->ended) t->deadline = now + options_.drain_grace;  // the peer still reads
     }
   }
   if (!status.ok()) return Fail(t, mesh::PEER_LOST, MessageOf(status));

@@ -35,8 +35,8 @@ struct HandoffSenderOptions {
   absl::Duration idle_max = kHandoffIdleMax;
   // KeepAlive says nothing when Tick was not called for this long: its owner hangs.
   absl::Duration stall_max = absl::Seconds(60);
-  absl::Duration drain_grace =
-      absl::Milliseconds(500);   // failure to disconnecting a peer that still reads
+  // An ended transfer whose segments in flight do not move for so long has its peer disconnected.
+  absl::Duration drain_grace = absl::Milliseconds(500);
   int64_t transfers_max = 4096;  // open at once
   int64_t segment_bytes_max = kHandoffSegmentBytesMax;
   int64_t segments_in_flight_max = 8;  // per transfer

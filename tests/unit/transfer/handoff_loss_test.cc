@@ -18,6 +18,12 @@ class HandoffLossTest : public HandoffTest {
     while (receive_transport_->stats().messages_received < manifest_and_segments)
       CHECK(network_->DeliverOne());
   }
+
+  // A second hand-off, over the same connection.
+  void BeginBeside() {
+    CHECK_OK(Begin(Grant("r2"), "r2"));
+    GiveAll("r2");
+  }
 };
 
 TEST_F(HandoffLossTest, SenderDiesHalfWay) {
@@ -121,6 +127,46 @@ TEST_F(HandoffLossTest, APeerThatNeverFinishesWritingIsCutOff) {
   EXPECT_EQ(receiver_->stats().draining, 0);
   EXPECT_EQ(receive_pools_.slabs->free_slots(), kSlabs);
   Settle();
+  ExpectBaseline();
+}
+
+// A slow connection: more than the grace in all, each segment well within it. To disconnect would
+// end what runs beside.
+TEST_F(HandoffLossTest, ACancelledHandoffThatStillMovesIsNotCutOff) {
+  StopInFlight(6);
+  BeginBeside();
+  sender_->Cancel("r1");
+  const absl::Time cancelled = clock_.Now();
+  while (sender_->stats().draining > 0) {
+    ASSERT_TRUE(network_->DeliverOne());
+    clock_.Advance(sender_options_.drain_grace / 4);
+    sender_->Tick(clock_.Now());
+  }
+  EXPECT_GT(clock_.Now() - cancelled, 2 * sender_options_.drain_grace);
+  receiver_->Revoke("r1");
+  Settle();
+  ASSERT_EQ(completed_.size(), 1u);
+  EXPECT_EQ(completed_[0].request_id, "r2");
+  ExpectWhole(*completed_[0].state);
+  ExpectSentOnce(mesh::NONE);
+  ExpectBaseline();
+}
+
+TEST_F(HandoffLossTest, ARevokedLandingThatIsStillWrittenIsNotCutOff) {
+  StopInFlight(6);
+  BeginBeside();
+  receiver_->Revoke("r1");
+  const absl::Time revoked = clock_.Now();
+  while (receiver_->stats().draining > 0) {
+    ASSERT_TRUE(network_->DeliverOne());
+    clock_.Advance(receiver_options_.drain_grace / 4);
+    receiver_->Tick(clock_.Now());
+  }
+  EXPECT_GT(clock_.Now() - revoked, receiver_options_.drain_grace);
+  Settle();
+  ASSERT_EQ(completed_.size(), 1u);
+  EXPECT_EQ(completed_[0].request_id, "r2");
+  ExpectWhole(*completed_[0].state);
   ExpectBaseline();
 }
 
