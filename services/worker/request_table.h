@@ -197,7 +197,8 @@ class RequestTable {
  private:
   absl::Status CheckRoom(LinkId link, const RequestId& id) const {
     if (!links_->open(link)) return Unavailable("the link is gone");
-    if (draining_) return Unavailable("%s is draining", links_->registration().name());
+    // As where there is no room: the router had not heard of it yet, and asks another.
+    if (draining_) return ResourceExhausted("%s is draining", links_->registration().name());
     if (requests_.contains(id)) {
       return absl::AlreadyExistsError(
           absl::StrFormat("request_id: \"%s\" runs here for another router", id));

@@ -111,6 +111,21 @@ TEST_F(MeshFailureTest, DrainingWorkersFinishWhatTheyHaveAndGetNothingNew) {
   ExpectPlainAnswer(next);
 }
 
+// The router hears of a drain a moment later: what it sent before that is nobody's failure.
+TEST_F(MeshFailureTest, RequestsOnTheirWayToADrainingWorkerGoToAnother) {
+  options_.prefill = 2;
+  options_.decode = 2;
+  Start();
+  std::vector<ClientRequest> sent;
+  for (int i = 0; i < 4; ++i) sent.push_back(SubmitOne(absl::StrFormat("r%d", i), 40 + 60 * i, 60));
+  mesh_->decode("decode-0").Drain(mesh_->now());
+  mesh_->prefill("prefill-0").Drain(mesh_->now());
+  ASSERT_TRUE(mesh_->RunUntilEnded({"r0", "r1", "r2", "r3"}));
+  for (const ClientRequest& request : sent) ExpectPlainAnswer(request);
+  EXPECT_GT(mesh_->router().counters().placement_refusals, 0u) << "none was on its way";
+  ASSERT_TRUE(BaselineWithinASecond());
+}
+
 // ---- damaged hand-offs ---------------------------------------------------------------------------
 
 struct Damage {
