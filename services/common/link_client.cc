@@ -83,10 +83,27 @@ class LinkClient::Stream final
 
   void Cancel() { context_.TryCancel(); }
 
+  // Takes no more messages. After the queued ones the router hears that nothing follows, and ends the
+  // stream when it has read them all: a cancellation would overtake those that it has not.
+  void Finish() {
+    bool opened = false;
+    {
+      absl::MutexLock lock(&mu_);
+      finishing_ = true;
+      opened = opened_;
+    }
+    // Nothing can have been sent on a stream that nobody heard of.
+    if (opened) {
+      Pump();
+    } else {
+      Cancel();
+    }
+  }
+
   bool Send(mesh::WorkerMessage message) {
     {
       absl::MutexLock lock(&mu_);
-      if (ended_) return false;
+      if (ended_ || finishing_) return false;
       if (static_cast<int64_t>(queue_.size()) >= shared_->options.queue_max) {
         overflow_ = true;
       } else {
@@ -107,6 +124,12 @@ class LinkClient::Stream final
     mu_.Await(absl::Condition(&done_));
     if (opened_) return std::nullopt;
     return status_;
+  }
+
+  // False when OnDone has not run by then.
+  bool AwaitDoneUntil(absl::Time until) {
+    absl::MutexLock lock(&mu_);
+    return mu_.AwaitWithDeadline(absl::Condition(&done_), until);
   }
 
   void OnReadInitialMetadataDone(bool ok) override {
@@ -140,6 +163,9 @@ class LinkClient::Stream final
       Pump();
     }
   }
+
+  // The end of writing is the last write.
+  void OnWritesDoneDone(bool ok) override { OnWriteDone(ok); }
 
   void OnDone(const grpc::Status& status) override {
     bool opened = false;
@@ -177,14 +203,23 @@ class LinkClient::Stream final
   }
 
   void Pump() {
+    bool last = false;
     {
       absl::MutexLock lock(&mu_);
-      if (writing_ || ended_ || queue_.empty()) return;
-      outgoing_ = std::move(queue_.front());
-      queue_.pop_front();
+      if (writing_ || ended_) return;
+      last = queue_.empty();
+      if (last && (!finishing_ || std::exchange(half_closed_, true))) return;
+      if (!last) {
+        outgoing_ = std::move(queue_.front());
+        queue_.pop_front();
+      }
       writing_ = true;
     }
-    StartWrite(&outgoing_);
+    if (last) {
+      StartWritesDone();
+    } else {
+      StartWrite(&outgoing_);
+    }
   }
 
   const std::shared_ptr<Shared> shared_;
@@ -198,6 +233,8 @@ class LinkClient::Stream final
   std::deque<mesh::WorkerMessage> queue_ ABSL_GUARDED_BY(mu_);
   bool opened_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool finishing_ ABSL_GUARDED_BY(mu_) = false;    // nothing more is queued
+  bool half_closed_ ABSL_GUARDED_BY(mu_) = false;  // the end of writing was asked for
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   bool release_after_write_ ABSL_GUARDED_BY(mu_) = false;
   bool done_ ABSL_GUARDED_BY(mu_) = false;
@@ -210,20 +247,27 @@ class LinkClient::Dialer {
   Dialer(std::shared_ptr<Shared> shared, std::string target)
       : shared_(std::move(shared)), target_(std::move(target)) {}
 
-  ~Dialer() { Stop(); }
+  ~Dialer() { Stop(absl::InfinitePast()); }
 
   void Start() {
     thread_ = std::thread([this] { Run(); });
   }
 
+  // Lets the stream finish; none follows.
   void RequestStop() {
-    absl::MutexLock lock(&mu_);
-    stop_ = true;
-    if (stream_ != nullptr) stream_->Cancel();
+    {
+      absl::MutexLock lock(&mu_);
+      stop_ = true;
+    }
+    const std::shared_ptr<Stream> stream = Current();
+    if (stream != nullptr) stream->Finish();
   }
 
-  void Stop() {
+  // Cancels a stream that has not finished by then, and waits until it is gone.
+  void Stop(absl::Time until) {
     RequestStop();
+    const std::shared_ptr<Stream> stream = Current();
+    if (stream != nullptr && !stream->AwaitDoneUntil(until)) stream->Cancel();
     if (thread_.joinable()) thread_.join();
   }
 
@@ -252,6 +296,12 @@ class LinkClient::Dialer {
       if (mu_.AwaitWithTimeout(absl::Condition(&stop_), pause)) return;
       pause = std::min(pause * 2, o.backoff_max);
     }
+  }
+
+  // Null between two streams, and for good when the last one is gone.
+  std::shared_ptr<Stream> Current() {
+    absl::MutexLock lock(&mu_);
+    return stream_;
   }
 
   std::shared_ptr<Stream> NewStream() {
@@ -285,9 +335,10 @@ void LinkClient::Start() {
   for (auto& dialer : dialers_) dialer->Start();
 }
 
-void LinkClient::Stop() {
+void LinkClient::Stop(absl::Duration flush_max) {
+  const absl::Time until = absl::Now() + flush_max;
   for (auto& dialer : dialers_) dialer->RequestStop();
-  for (auto& dialer : dialers_) dialer->Stop();
+  for (auto& dialer : dialers_) dialer->Stop(until);
 }
 
 bool LinkClient::Send(LinkId link, mesh::WorkerMessage message) {

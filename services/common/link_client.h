@@ -12,10 +12,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "deltamesh/mesh/mesh.grpc.pb.h"
 #include "services/common/link.h"
 
 namespace deltamesh {
+
+// Longest wait of an ending process for routers to read what it sent them.
+inline constexpr absl::Duration kLinkFlushMax = absl::Seconds(2);
 
 struct LinkClientEvents {
   // The router accepted the stream (not yet the registration).
@@ -34,8 +38,10 @@ class LinkClient {
   ~LinkClient();
 
   void Start();
-  // Cancels all streams and waits until their `closed` ran.
-  void Stop();
+  // Ends all streams and waits until their `closed` ran. What Send took reaches the routers that read
+  // it within `flush_max`; a stream that has not ended by then is cancelled. `message` may run meanwhile:
+  // a message that cannot be taken cancels the stream at once.
+  void Stop(absl::Duration flush_max = kLinkFlushMax);
 
   // False when the link is unknown or closing, or its queue is full (the link is then cancelled).
   bool Send(LinkId link, mesh::WorkerMessage message);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,7 @@ class DecodeCore final : public StateWorkerCore {
   void OnFetchEvent(const FetchEvent& event, absl::Time now) override;
 
   bool Step(absl::Time now) override;
+  std::optional<absl::Duration> StepTime() const override { return steps_.step_time(); }
   void Tick(absl::Time now) override;
   std::vector<SendToRouter> TakeActions() override { return links_.Take(); }
 

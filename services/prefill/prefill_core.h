@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -58,6 +59,7 @@ class PrefillCore final : public StateWorkerCore {
   void OnFetchEvent(const FetchEvent& event, absl::Time now) override;
 
   bool Step(absl::Time now) override;
+  std::optional<absl::Duration> StepTime() const override { return steps_.step_time(); }
   void Tick(absl::Time now) override;
   std::vector<SendToRouter> TakeActions() override { return links_.Take(); }
 

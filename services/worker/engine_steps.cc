@@ -6,13 +6,16 @@ namespace deltamesh {
 
 std::optional<StepReport> EngineSteps::Step(absl::Time now) {
   if (!engine_->HasWork()) {
+    step_time_.reset();
     rate_.Idle();
     prompt_rate_.Idle();
     return std::nullopt;
   }
   rate_.StepBegins(now);
   prompt_rate_.StepBegins(now);
+  const absl::Time began = clock_->Now();
   StepReport report = engine_->Step();
+  step_time_ = clock_->Now() - began;
   rate_.StepEnded(report.tokens);
   // Small steps are slow for each token: only those say how fast a prompt is that are about as large as its
   // pieces.

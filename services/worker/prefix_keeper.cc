@@ -169,8 +169,8 @@ void PrefixKeeper::AddMetrics(MetricList& list) const {
   list.Counter("prefix_grid_switches_total", switches, on ? cache_->planner().switched_off() : 0,
                {{"to", "off"}});
   list.Gauge("pool_reclaimable_slots",
-             "Slots that only the prefix cache holds; it gives them up when asked.",
-             on ? cache_->ReclaimableBlocks() : 0, {{"pool", "latent_block"}});
+             "Slots that only the prefix cache holds; it gives them up when asked.", reclaimable_,
+             {{"pool", "latent_block"}});
   if (tier_ != nullptr) {
     tier_->AddMetrics(list);
   } else {

@@ -78,6 +78,7 @@ class PrefixKeeper {
   void SetTime(absl::Time now) { now_ = now; }
 
   // Blocks that the cache would give up count as free. Counted now and then: it takes a pass over them.
+  // Metrics have the last count.
   void AddReclaimable(mesh::Heartbeat* load);
   // How fast the disk below is read.
   void AddStoreRate(mesh::Heartbeat* load) const;

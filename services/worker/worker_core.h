@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,6 +41,8 @@ class WorkerCore {
   // One step of the engine, and a bounded part of what is to be done between two of them; false when there
   // was nothing to do.
   virtual bool Step(absl::Time now) = 0;
+  // How long the engine took within the last Step; nullopt: it had nothing to do, or there is none.
+  virtual std::optional<absl::Duration> StepTime() const { return std::nullopt; }
   // Deadlines and heartbeats. Call at least every 100 ms.
   virtual void Tick(absl::Time now) = 0;
   // What to send, in order.

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <optional>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -19,6 +20,7 @@ std::vector<std::pair<std::string, std::string>> DescribeHost(const WorkerHostOp
           {"stall", absl::FormatDuration(o.stall_max)},
           {"drain linger", absl::FormatDuration(o.linger)},
           {"link queue", absl::StrFormat("%d messages", o.link.queue_max)},
+          {"link flush", absl::FormatDuration(kLinkFlushMax)},
           {"link message", absl::StrFormat("%d MiB", o.link.message_bytes_max >> 20)},
           {"link redial",
            absl::StrFormat("at most every %s", absl::FormatDuration(o.link.backoff_max))}};
@@ -89,9 +91,12 @@ LinkClientEvents WorkerHost::LinkEvents() {
     Post([this, link](absl::Time now) { role_.core->OnLinkOpened(link, now); });
   };
   events.message = [this](LinkId link, mesh::RouterMessage message) {
-    return inbox_.Push([this, link, message = std::move(message)](absl::Time now) {
+    const bool taken = inbox_.Push([this, link, message = std::move(message)](absl::Time now) {
       role_.core->OnRouterMessage(link, message, now);
     });
+    // Refused by the end of the loop it is nobody's. The link must not be closed for that: the last
+    // answers are on their way on it.
+    return taken || stop_;
   };
   events.closed = [this](LinkId link, absl::Status reason) {
     LogWarning("link.closed", {{"reason", reason.ToString()}});
@@ -121,7 +126,7 @@ int WorkerHost::Run(const Role& role) {
   }
   Serve();
 
-  stop_ = true;
+  stop_ = true;  // before the inbox refuses anything
   inbox_.Close();
   loop_.join();
   links_->Stop();
@@ -135,9 +140,10 @@ int WorkerHost::Run(const Role& role) {
 void WorkerHost::Serve() {
   bool serving = false;
   absl::Time drain_until = absl::InfiniteFuture();
-  absl::Time linger_until = absl::InfiniteFuture();
   while (clock_->Now() < drain_until) {
-    if (drained_ && idle_ && clock_->Now() > linger_until) return;
+    if (drained_ && idle_ && clock_->Now() - absl::FromUnixNanos(worked_ns_) > options_.linger) {
+      return;
+    }
     if (options_.flags.parent != 0 && getppid() != options_.flags.parent) {
       LogError("worker.parent_died", {});
       return;
@@ -150,9 +156,9 @@ void WorkerHost::Serve() {
       draining_ = true;
       grpc_->SetServing(false);
       drain_until = clock_->Now() + absl::Seconds(options_.flags.drain_seconds);
-      linger_until = clock_->Now() + options_.linger;
       Post([this](absl::Time now) {
         role_.core->Drain(now);
+        worked_ns_ = absl::ToUnixNanos(now);
         idle_ = false;  // until the loop has looked again
         drained_ = true;
       });
@@ -192,10 +198,15 @@ void WorkerHost::Loop() {
     }
     Flush();
     busy = role_.core->Step(clock_->Now());
-    if (busy && step_seconds_ != nullptr)
-      step_seconds_->Observe(absl::ToDoubleSeconds(clock_->Now() - now));
+    const std::optional<absl::Duration> step_time = role_.core->StepTime();
+    if (step_time && step_seconds_ != nullptr) {
+      step_seconds_->Observe(absl::ToDoubleSeconds(*step_time));
+    }
     Flush();
-    idle_ = role_.core->Idle() && inbox_.size() == 0;
+    const bool idle = role_.core->Idle() && inbox_.size() == 0;
+    // First, so that who finds it idle finds since when. What a step began and ended counts too.
+    if (busy || !idle) worked_ns_ = absl::ToUnixNanos(clock_->Now());
+    idle_ = idle;
   }
 }
 

@@ -37,7 +37,7 @@ struct WorkerHostOptions {
   int64_t inbox_max = 1 << 16;  // messages waiting for the core; beyond it a link is closed
   absl::Duration tick = absl::Milliseconds(20);
   absl::Duration stall_max = absl::Seconds(60);
-  // A draining worker without work stays this long, for routers to hear of it and send nothing more.
+  // A draining worker stays this long after its last work, for routers to hear of it and send no more.
   absl::Duration linger = absl::Milliseconds(300);
   LinkOptions link;
 };
@@ -71,7 +71,7 @@ class WorkerHost {
     const Transport* transport = nullptr;
   };
   // Dials the routers and serves until SIGINT or SIGTERM, then drains: refuses new work, waits for the
-  // running up to the flag's seconds, stops. Returns the exit code.
+  // running up to the flag's seconds, delivers what was said to routers, stops. Returns the exit code.
   int Run(const Role& role);
 
  private:
@@ -109,6 +109,7 @@ class WorkerHost {
   std::atomic<bool> draining_ = false;
   std::atomic<bool> drained_ = false;     // the core knows
   std::atomic<int64_t> progress_ns_ = 0;  // when the loop last came round
+  std::atomic<int64_t> worked_ns_ = 0;    // when it last had work, or heard of the drain
 
   mutable absl::Mutex mu_;
   std::vector<MetricSample> samples_ ABSL_GUARDED_BY(mu_);  // of the core, as of the last tick

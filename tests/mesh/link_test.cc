@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "grpcpp/grpcpp.h"
 #include "health/v1/health.grpc.pb.h"
@@ -55,6 +56,7 @@ class LinkTest : public ::testing::Test {
                                      at_router_.Push({'o', l});
                                    },
                                    [this](LinkId l, mesh::WorkerMessage m) {
+                                     absl::MutexLock reading(&reading_);
                                      return accept_ && at_router_.Push({'m', l, std::move(m)});
                                    },
                                    [this](LinkId l, absl::Status s) {
@@ -102,6 +104,7 @@ class LinkTest : public ::testing::Test {
   LinkOptions options_;
   Inbox at_router_, at_worker_;
   std::atomic<bool> accept_ = true;
+  absl::Mutex reading_;  // a test that holds it keeps the router from reading on
   std::unique_ptr<LinkServer> links_;
   std::unique_ptr<GrpcServer> server_;
   std::unique_ptr<LinkClient> client_;
@@ -223,6 +226,44 @@ TEST_F(LinkTest, StopReportsEveryLinkClosed) {
   client_->Stop();
   EXPECT_EQ(at_worker_.Next().kind, 'c');
   EXPECT_EQ(at_router_.Next().kind, 'c');
+}
+
+// What the worker said last is partly in its queue and partly on the way when it ends.
+TEST_F(LinkTest, StopDeliversWhatWasSent) {
+  StartServer();
+  StartClient({server_->address()});
+  const LinkId worker = at_worker_.Next().link;
+  ASSERT_EQ(at_router_.Next().kind, 'o');
+  mesh::WorkerMessage big;  // more than a stream takes before the router reads
+  mesh::SequenceOutput* output = big.mutable_outputs()->add_sequences();
+  for (int i = 0; i < 1 << 18; ++i) output->add_tokens(1 << 20);
+  for (uint32_t i = 0; i < 8; ++i) {
+    output->set_attempt(i);
+    ASSERT_TRUE(client_->Send(worker, big));
+  }
+  ASSERT_TRUE(client_->Send(worker, Finished(8)));
+  client_->Stop();
+  EXPECT_FALSE(client_->Send(worker, Finished(9)));
+  for (uint32_t i = 0; i < 8; ++i) {
+    const Event event = at_router_.Next();
+    ASSERT_EQ(event.kind, 'm') << "message " << i << ": " << event.status;
+    ASSERT_EQ(event.worker.outputs().sequences(0).attempt(), i);
+  }
+  EXPECT_EQ(at_router_.Next().worker.prefill_finished().attempt(), 8u);
+  EXPECT_EQ(at_router_.Next().kind, 'c');
+  EXPECT_EQ(at_worker_.Next().kind, 'c');
+}
+
+// One that hangs holds a worker up for so long and no longer.
+TEST_F(LinkTest, StopGivesUpOnARouterThatReadsNothing) {
+  StartServer();
+  StartClient({server_->address()});
+  const LinkId worker = at_worker_.Next().link;
+  ASSERT_EQ(at_router_.Next().kind, 'o');
+  absl::MutexLock hang(&reading_);
+  for (uint32_t i = 0; i < 2; ++i) ASSERT_TRUE(client_->Send(worker, Finished(i)));
+  client_->Stop(absl::Milliseconds(50));
+  EXPECT_EQ(at_worker_.Next().kind, 'c');
 }
 
 TEST_F(LinkTest, HealthFollowsServingAndPortsAreExclusive) {
