@@ -4,13 +4,6 @@
 #include <utility>
 
 namespace deltamesh {
-namespace {
-
-constexpr size_t kFactsPerMessage = 4096;       // 36 KiB
-constexpr size_t kMessagesAtOnce = 4;           // per link and call
-constexpr size_t kUntoldMax = size_t{4} << 20;  // then telling everything again is cheaper
-
-}  // namespace
 
 void PrefixTeller::Begin(LinkId link) {
   if (cache_ == nullptr) return;
@@ -70,17 +63,21 @@ void PrefixTeller::Say(uint64_t key, mesh::PrefixChanges::What what) {
   for (auto& [link, listener] : listeners_) listener.untold.push_back({key, what});
 }
 
+// Telling everything takes at most two facts a block. Twice that: to begin anew then leaves half or less to
+// tell, and what is held, however much, can be told to its end.
+size_t PrefixTeller::UntoldMax() const { return std::max(limits_.untold_max, 4 * held_.size()); }
+
 void PrefixTeller::Tell(WorkerLinks& links) {
   if (cache_ == nullptr) return;
   Gather();
   for (auto& [link, listener] : listeners_) {
-    if (listener.untold.size() > kUntoldMax) Begin(link);
-    for (size_t n = 0; n < kMessagesAtOnce; ++n) {
+    if (listener.untold.size() > UntoldMax()) Begin(link);
+    for (size_t n = 0; n < limits_.messages_at_once; ++n) {
       if (listener.untold.empty() && listener.complete) break;
       mesh::WorkerMessage message;
       mesh::PrefixChanges* out = message.mutable_prefixes();
       out->set_sequence(listener.sequence++);
-      const size_t count = std::min(listener.untold.size(), kFactsPerMessage);
+      const size_t count = std::min(listener.untold.size(), limits_.message_facts);
       for (size_t i = 0; i < count; ++i) {
         out->add_keys(listener.untold[i].key);
         out->mutable_changes()->push_back(static_cast<char>(listener.untold[i].what));

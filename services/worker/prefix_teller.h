@@ -7,6 +7,7 @@
 // Not thread-safe: part of a core.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -18,10 +19,18 @@
 
 namespace deltamesh {
 
+struct PrefixTellerLimits {
+  size_t message_facts = 4096;  // 36 KiB
+  size_t messages_at_once = 4;  // per link and call
+  // Facts that wait for a link until it is told everything anew; more where more is held (UntoldMax).
+  size_t untold_max = size_t{4} << 20;
+};
+
 class PrefixTeller {
  public:
   // `cache` may be null: there is nothing to tell. So may `tier`. Not owned.
-  PrefixTeller(PrefixCache* cache, StateTier* tier) : cache_(cache), tier_(tier) {}
+  PrefixTeller(PrefixCache* cache, StateTier* tier, const PrefixTellerLimits& limits = {})
+      : cache_(cache), tier_(tier), limits_(limits) {}
 
   // Begins anew with everything that is held.
   void Begin(LinkId link);
@@ -47,9 +56,11 @@ class PrefixTeller {
   void Gather();
   void Change(uint64_t key, Held bit, bool held);
   void Say(uint64_t key, mesh::PrefixChanges::What what);
+  size_t UntoldMax() const;
 
   PrefixCache* const cache_;
   StateTier* const tier_;
+  const PrefixTellerLimits limits_;
   absl::flat_hash_map<uint64_t, uint8_t> held_;
   std::map<LinkId, Listener> listeners_;
 };

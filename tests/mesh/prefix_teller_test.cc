@@ -60,7 +60,7 @@ struct Heard {
 
 class PrefixTellerTest : public ::testing::Test {
  protected:
-  PrefixTellerTest()
+  explicit PrefixTellerTest(const PrefixTellerLimits& limits = {})
       : pools_(*StatePools::Create({.kda_layers = 1,
                                     .heads = 1,
                                     .dim = 16,
@@ -70,7 +70,7 @@ class PrefixTellerTest : public ::testing::Test {
                                     .rope = 0},
                                    4, 20000)),
         cache_(*PrefixCache::Create({.bytes_max = int64_t{64} << 20, .plan = {}}, pools_)),
-        teller_(cache_.get(), nullptr),
+        teller_(cache_.get(), nullptr, limits),
         links_(mesh::Register()) {}
 
   // Keeps a prompt of so many blocks whose tokens follow from `seed`.
@@ -157,6 +157,38 @@ TEST_F(PrefixTellerTest, MuchIsToldInBoundedMessagesAndNotComplete) {
   Keep(99, 10);  // meanwhile
   while (Tell(heard) > 0) {
   }
+  ExpectKnown(heard[kA]);
+}
+
+// What is held is several times what may wait for a link, and what one call tells.
+class SmallPrefixTellerTest : public PrefixTellerTest {
+ protected:
+  SmallPrefixTellerTest()
+      : PrefixTellerTest({.message_facts = 4, .messages_at_once = 2, .untold_max = 20}) {}
+};
+
+TEST_F(SmallPrefixTellerTest, HoweverMuchIsHeldIsToldToItsEnd) {
+  for (uint64_t i = 0; i < 10; ++i) Keep(i, 6);
+  std::map<LinkId, Heard> heard;
+  links_.Open(kA);
+  teller_.Begin(kA);
+  for (int call = 0; call < 20; ++call) Tell(heard);
+  ASSERT_EQ(heard[kA].latents.size(), 60u);
+  ExpectKnown(heard[kA]);
+}
+
+TEST_F(SmallPrefixTellerTest, WhenMoreChangedThanIsHeldEverythingIsToldAnew) {
+  std::map<LinkId, Heard> heard;
+  links_.Open(kA);
+  teller_.Begin(kA);
+  Tell(heard);
+  for (uint64_t i = 0; i < 10; ++i) {
+    Keep(i, 6);
+    cache_->Clear();
+  }
+  Keep(10, 1);
+  EXPECT_EQ(Tell(heard), 1);
+  EXPECT_EQ(heard[kA].last.value_or(99), 0u) << "the first of a new count";
   ExpectKnown(heard[kA]);
 }
 
