@@ -29,6 +29,12 @@ absl::Status CheckEngineOptions(const EngineOptions& o) {
   }
   RETURN_IF_ERROR(CheckAtLeastOne("chunk_tokens_max", o.chunk_tokens_max));
   RETURN_IF_ERROR(CheckAtLeastOne("running_max", o.running_max));
+  if (o.running_max > o.step_tokens_max) {
+    return InvalidArgument(
+        "running_max: %d sequences, but step_tokens_max=%d: those that decode take a token each, "
+        "which leaves prompts none; raise --step-tokens to %d or lower --running to %d",
+        o.running_max, o.step_tokens_max, o.running_max, o.step_tokens_max);
+  }
   if (o.context_tokens_max < 2) {
     return InvalidArgument(
         "context_tokens_max: %d; use at least 2 (a prompt token and an answer token)",

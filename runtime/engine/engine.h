@@ -27,7 +27,7 @@ struct EngineOptions {
   int64_t latent_blocks = 1024;       // pool of 64-token blocks
   int64_t step_tokens_max = 512;      // token budget of one step
   int64_t chunk_tokens_max = 256;     // most prompt tokens of one sequence in one step
-  int64_t running_max = 16;           // sequences in one batch
+  int64_t running_max = 16;           // sequences in one batch, at most step_tokens_max
   int64_t context_tokens_max = 8192;  // prompt + answer of one sequence
 };
 

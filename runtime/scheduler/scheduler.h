@@ -7,6 +7,8 @@
 //     what it has left; it is seated again before those that came later. So short prompts do not wait
 //     for long ones to end, and long ones get a chunk on for each short one that passes.
 //   * Every running sequence whose prompt is done gets one token, least recently served first.
+//     Where running_max is at most step_tokens_max that leaves a token for every prompt that has a seat;
+//     with more seats prompts could wait until answers end.
 //   * What is left of step_tokens_max is shared evenly among running prompts, at least one block
 //     each, least recently served first; what nobody took goes to them again in that order. No
 //     sequence gets more than chunk_tokens_max. So a short prompt behind a long one starts at once.

@@ -41,6 +41,10 @@ absl::StatusOr<std::unique_ptr<LocalMesh>> LocalMesh::Start(const LocalMeshOptio
     for (const char* flag : {"--running=", "--slabs=", "--requests="}) {
       args.push_back("--worker-flag=" + (flag + std::to_string(o.sequences)));
     }
+    if (o.sequences >
+        EngineOptions{}.step_tokens_max) {  // each that decodes takes a token of a step
+      args.push_back("--worker-flag=--step-tokens=" + std::to_string(o.sequences));
+    }
   }
   args.insert(args.end(), o.flags.begin(), o.flags.end());
   RETURN_IF_ERROR(mesh->children_->Start("serve", std::move(args)));

@@ -242,6 +242,12 @@ TEST(EngineCreate, RefusesBoundsThatCannotHold) {
   EXPECT_TRUE(CheckEngineOptions({.step_tokens_max = kForwardTokensMax}).ok());
   EXPECT_THAT(message({.chunk_tokens_max = 0}), HasSubstr("chunk_tokens_max"));
   EXPECT_THAT(message({.running_max = 0}), HasSubstr("running_max"));
+  const std::string seats = message({.step_tokens_max = 32, .running_max = 33});
+  for (const char* named :
+       {"running_max: 33", "step_tokens_max=32", "--step-tokens to 33", "--running to 32"}) {
+    EXPECT_THAT(seats, HasSubstr(named));
+  }
+  EXPECT_TRUE(CheckEngineOptions({.step_tokens_max = 32, .running_max = 32}).ok());
   EXPECT_THAT(message({.context_tokens_max = 1}), HasSubstr("context_tokens_max"));
   EXPECT_THAT(message({.latent_blocks = 100, .context_tokens_max = 6401}), HasSubstr("needs 101"));
 }

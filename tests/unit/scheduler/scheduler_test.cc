@@ -203,6 +203,23 @@ TEST(Scheduler, InvariantsUnderRandomLoad) {
   }
 }
 
+// As many decode as the seats allow, each with a token of a step that has no more of them than seats.
+TEST(Scheduler, PromptsGetAheadBesideAllThatDecode) {
+  for (const int64_t seats : {1, 2, 5, 16}) {
+    Scheduler scheduler({.step_tokens_max = seats, .chunk_tokens_max = 64, .running_max = seats});
+    uint64_t next = 1;
+    for (int64_t i = 1; i < seats; ++i) scheduler.Add({next++}, 0, 1, true);
+    scheduler.Plan();  // their prompts
+    const SequenceId prompt{next};
+    scheduler.Add(prompt, 0, 50, true);
+    for (int step = 0; step < 50; ++step) {
+      int64_t tokens = 0;
+      for (const PlannedChunk& c : scheduler.Plan()) tokens += c.id == prompt ? c.tokens : 0;
+      ASSERT_GT(tokens, 0) << seats << " seats, step " << step;
+    }
+  }
+}
+
 // All seats are taken by long prompts: a short one gets its first tokens once one of them had a chunk, and
 // the long ones get ahead however many short ones come.
 TEST(Scheduler, ShortPromptsDoNotWaitForLongOnesAndLongOnesAreNotStarved) {
