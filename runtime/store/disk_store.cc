@@ -35,7 +35,7 @@ absl::StatusOr<std::unique_ptr<DiskStore>> DiskStore::Open(DiskStoreOptions opti
                            options.bytes_max, options.folder);
   }
   ASSIGN_OR_RETURN(std::unique_ptr<StoreFolder> folder,
-                   StoreFolder::Open(options.folder, options.reserve));
+                   StoreFolder::Open(options.folder, options.reserve, options.lock_max));
   {
     // A folder that can only be read serves what it has; every write to it will say so.
     const absl::StatusOr<FolderLock> lock = folder->Lock();

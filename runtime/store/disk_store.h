@@ -45,6 +45,7 @@ struct DiskStoreOptions {
   double record_group_share = 1;                 // of both, for one group of records
   int64_t headers_per_scan = 4096;
   ReserveSpace reserve = ReserveOnDisk;
+  absl::Duration lock_max = StoreFolder::kLockMax;
 };
 
 class DiskStore {

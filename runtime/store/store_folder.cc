@@ -6,11 +6,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 
 #include "absl/strings/cord.h"
+#include "absl/time/clock.h"
 #include "runtime/base/status.h"
 
 namespace deltamesh {
@@ -19,6 +21,8 @@ namespace {
 constexpr char kLockName[] = "lock";
 constexpr char kTemporary[] = ".writing-";
 constexpr mode_t kFileMode = 0600, kFolderMode = 0700;
+constexpr absl::Duration kLockPauseMin = absl::Microseconds(100),
+                         kLockPauseMax = absl::Milliseconds(5);
 constexpr char kDiskFull[] = "deltamesh/disk-full";  // of a status
 
 // One file that stays open, so that it can be read to its end when its name is gone.
@@ -121,7 +125,8 @@ absl::Status TemporaryFile::Write(const BytePieces& pieces) {
 }
 
 absl::StatusOr<std::unique_ptr<StoreFolder>> StoreFolder::Open(std::string path,
-                                                               ReserveSpace reserve) {
+                                                               ReserveSpace reserve,
+                                                               absl::Duration lock_max) {
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     const std::string part = path.substr(0, end);
     struct stat found;
@@ -135,7 +140,8 @@ absl::StatusOr<std::unique_ptr<StoreFolder>> StoreFolder::Open(std::string path,
   if (stat(path.c_str(), &found) != 0 || !S_ISDIR(found.st_mode)) {
     return FailedPrecondition("--store-dir: %s is not a folder; name one", path);
   }
-  return std::unique_ptr<StoreFolder>(new StoreFolder(std::move(path), std::move(reserve)));
+  return std::unique_ptr<StoreFolder>(
+      new StoreFolder(std::move(path), std::move(reserve), lock_max));
 }
 
 // A folder that is gone (a disk that was pulled, a folder that was moved) is not a file that is not there:
@@ -152,8 +158,16 @@ absl::StatusOr<FolderLock> StoreFolder::Lock() const {
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kFileMode);
   if (fd < 0) return StatusOf(errno, "open " + path);
   FolderLock lock(fd);
-  while (flock(fd, LOCK_EX) != 0) {
-    if (errno != EINTR) return ErrnoStatus(errno, "lock " + path);
+  const absl::Time give_up = absl::Now() + lock_max_;
+  // Asked for again and again: a wait for a lock has no deadline.
+  for (absl::Duration pause = kLockPauseMin; flock(fd, LOCK_EX | LOCK_NB) != 0;
+       pause = std::min(2 * pause, kLockPauseMax)) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return ErrnoStatus(errno, "lock " + path);
+    if (absl::Now() >= give_up) {
+      return Unavailable("lock %s: another process has held it for %s; end it if it hangs", path,
+                         absl::FormatDuration(lock_max_));
+    }
+    absl::SleepFor(pause);
   }
   return lock;
 }

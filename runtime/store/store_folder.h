@@ -73,11 +73,14 @@ class TemporaryFile {
 
 class StoreFolder {
  public:
+  static constexpr absl::Duration kLockMax = absl::Seconds(10);
+
   // Makes the folder when it is not there. Errors name the flag, --store-dir.
   static absl::StatusOr<std::unique_ptr<StoreFolder>> Open(std::string path,
-                                                           ReserveSpace reserve = ReserveOnDisk);
+                                                           ReserveSpace reserve = ReserveOnDisk,
+                                                           absl::Duration lock_max = kLockMax);
 
-  // Waits for other processes, which hold it for moments only.
+  // Waits for others, which hold it for moments only; UNAVAILABLE when one still has it after `lock_max`.
   absl::StatusOr<FolderLock> Lock() const;
 
   // Under the lock: makes a temporary file of `bytes`, which count from now on.
@@ -106,14 +109,15 @@ class StoreFolder {
   const std::string& path() const { return path_; }
 
  private:
-  StoreFolder(std::string path, ReserveSpace reserve)
-      : path_(std::move(path)), reserve_(std::move(reserve)) {}
+  StoreFolder(std::string path, ReserveSpace reserve, absl::Duration lock_max)
+      : path_(std::move(path)), reserve_(std::move(reserve)), lock_max_(lock_max) {}
   // ErrnoStatus; UNAVAILABLE when what is not there is the folder.
   absl::Status StatusOf(int error, const std::string& doing) const;
   std::string PathOf(const std::string& name) const { return path_ + "/" + name; }
 
   const std::string path_;
   const ReserveSpace reserve_;
+  const absl::Duration lock_max_;
 };
 
 }  // namespace deltamesh

@@ -1,5 +1,7 @@
 // Several processes on one folder at once: every read is right or a clear miss, and the bound holds.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,11 +21,13 @@ using testing::TestTarget;
 constexpr int64_t kBound =
     30000;  // a state of 7 blocks has about 5000, and four may be written at once
 
-std::unique_ptr<DiskStore> OpenStore(const std::string& folder, const Clock* clock) {
+std::unique_ptr<DiskStore> OpenStore(const std::string& folder, const Clock* clock,
+                                     absl::Duration lock_max = StoreFolder::kLockMax) {
   DiskStoreOptions options;
   options.folder = folder;
   options.bytes_max = kBound;
   options.identity = testing::TinyIdentity();
+  options.lock_max = lock_max;
   auto store = DiskStore::Open(options, clock);
   CHECK_OK(store.status());
   return *std::move(store);
@@ -92,6 +96,23 @@ TEST(DiskStoreSharedTest, ProcessesShareAFolder) {
   EXPECT_LE(store->stats().bytes, kBound);
   EXPECT_GT(store->stats().states, 3);
   for (const uint64_t refused : store->stats().refused) EXPECT_EQ(refused, 0u);
+}
+
+// Nobody waits for ever for a process that hangs with the folder's lock; reading needs none.
+TEST(DiskStoreSharedTest, ALockThatIsNotGivenBackIsNotWaitedFor) {
+  InitLog("test", LogLevel::kError);
+  TestFolder folder;
+  SystemClock clock;
+  auto store = OpenStore(folder.path, &clock, absl::Milliseconds(50));
+  ASSERT_TRUE(store->PutRecord("s", "one").ok());
+  const int held = open((folder.path + "/lock").c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(flock(held, LOCK_EX | LOCK_NB), 0);
+  const absl::Status put = store->PutRecord("s", "two");
+  EXPECT_EQ(put.ToString(), "UNAVAILABLE: lock " + folder.path +
+                                "/lock: another process has held it for 50ms; end it if it hangs");
+  EXPECT_EQ(*store->GetRecord("s"), "one");
+  close(held);
+  EXPECT_TRUE(store->PutRecord("s", "two").ok());
 }
 
 // Killed at any moment, a writer leaves whole files and such as are swept.
