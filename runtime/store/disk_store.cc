@@ -201,15 +201,15 @@ absl::StatusOr<std::unique_ptr<ByteReader>> DiskStore::OpenState(const StoredSta
 
 std::vector<PrefixKey> DiskStore::Resting(
     absl::Time before, double fill, size_t most,
-    const std::function<bool(const PrefixKey&)>& wanted) const {
+    const std::function<bool(const StoredState&)>& wanted) const {
   absl::MutexLock lock(&mu_);
   const bool full =
       static_cast<double>(stats_.bytes) > fill * static_cast<double>(options_.bytes_max);
   std::vector<PrefixKey> resting;
   for (const PrefixKey& key : index_.Leaves(SIZE_MAX)) {
-    if (!index_.Complete(key) || (!full && index_.Find(key)->used > before) || !wanted(key)) {
-      continue;
-    }
+    if (!index_.Complete(key)) continue;
+    const StoredState& state = *index_.Find(key);
+    if ((!full && state.used > before) || !wanted(state)) continue;
     resting.push_back(key);
     if (resting.size() == most) break;
   }

@@ -75,9 +75,10 @@ class DiskStore {
   absl::Status PutRecord(std::string_view name, std::string_view content,
                          const RecordStays& stays = nullptr, bool unsent = false);
   absl::StatusOr<std::string> GetRecord(std::string_view name);
-  // Disk. Names of marked records, at most `most`; and takes the mark off one, unless its content is another
-  // than `sent` by now.
+  // Disk. Names of marked records, at most `most`; whether one is marked; and takes the mark off one, unless
+  // its content is another than `sent` by now.
   std::vector<std::string> Unsent(size_t most) const;
+  bool IsUnsent(std::string_view record) const;
   absl::Status MarkSent(std::string_view name, std::string_view sent);
 
   // For another tier: the files of a state, root first, and the bytes of one whose header is still as it was
@@ -91,7 +92,7 @@ class DiskStore {
   // States without children that rested since `before`, and the next to go when the folder is fuller than
   // `fill` of its bound; at most `most` of those that are `wanted`.
   std::vector<PrefixKey> Resting(absl::Time before, double fill, size_t most,
-                                 const std::function<bool(const PrefixKey&)>& wanted) const;
+                                 const std::function<bool(const StoredState&)>& wanted) const;
 
   // What can be found, as it changes.
   std::vector<StoreChange> TakeChanges();

@@ -112,6 +112,8 @@ std::vector<std::string> DiskStore::Unsent(size_t most) const {
   return names;
 }
 
+bool DiskStore::IsUnsent(std::string_view record) const { return folder_->Has(MarkOf(record)); }
+
 // Under the lock, so that nobody gives the record a new content between the look and the removal.
 absl::Status DiskStore::MarkSent(std::string_view name, std::string_view sent) {
   ASSIGN_OR_RETURN(const FolderLock lock, folder_->Lock());

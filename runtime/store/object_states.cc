@@ -61,13 +61,19 @@ void ObjectStates::Learn(const ObjectInfo& object) {
 }
 
 absl::Status ObjectStates::List() {
-  ASSIGN_OR_RETURN(const auto states,
-                   store_->List(std::string(kStates), options_.objects_max, nullptr));
-  ASSIGN_OR_RETURN(const auto records,
-                   store_->List(std::string(kRecordObjects), options_.objects_max, nullptr));
+  {
+    absl::MutexLock lock(&mu_);
+    put_meanwhile_.emplace();
+  }
+  const auto states = store_->List(std::string(kStates), options_.objects_max, nullptr);
+  const auto records =
+      states.ok() ? store_->List(std::string(kRecordObjects), options_.objects_max, nullptr)
+                  : states;
   absl::MutexLock lock(&mu_);
+  const auto put = std::exchange(put_meanwhile_, std::nullopt).value_or(std::vector<ObjectInfo>());
+  RETURN_IF_ERROR(records.status());
   absl::flat_hash_map<std::string, bool> there;
-  for (const ObjectInfo& object : states) there[object.name] = true;
+  for (const ObjectInfo& object : *states) there[object.name] = true;
   std::vector<PrefixKey> gone;
   index_.ForEach([&](const StoredState& state) {
     if (!there.contains(ObjectNameOf(state))) gone.push_back(state.key);
@@ -76,8 +82,9 @@ absl::Status ObjectStates::List() {
   records_.clear();
   groups_.clear();
   record_bytes_ = 0;
-  for (const ObjectInfo& object : states) Learn(object);
-  for (const ObjectInfo& object : records) Learn(object);
+  for (const auto* objects : {&*states, &*records, &put}) {
+    for (const ObjectInfo& object : *objects) Learn(object);
+  }
   return absl::OkStatus();
 }
 
@@ -94,6 +101,29 @@ absl::Status ObjectStates::Look(const PrefixKey& key) {
   }
   return Has(key) ? absl::OkStatus()
                   : NotFound("not all objects of the state at %s are there", key.Hex());
+}
+
+absl::Status ObjectStates::Confirm(const PrefixKey& key) {
+  std::vector<std::string> names;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!index_.Complete(key)) return NotFound("no object of a state at %s", key.Hex());
+    for (const StoredPart& part : index_.Chain(key)) {
+      names.push_back(ObjectNameOf(*index_.Find(part.file)));
+    }
+  }
+  for (const std::string& name : names) {
+    ASSIGN_OR_RETURN(const auto found, for_records().List(name, 16, nullptr));
+    const bool there = std::any_of(found.begin(), found.end(),
+                                   [&](const ObjectInfo& object) { return object.name == name; });
+    if (there) continue;
+    StoredState gone;
+    CHECK(ParseObjectName(name, &gone));
+    absl::MutexLock lock(&mu_);
+    index_.Remove(gone.key);
+    return NotFound("%s was removed", name);
+  }
+  return absl::OkStatus();
 }
 
 StoreMatch ObjectStates::Find(std::span<const PrefixKey> path) const {
@@ -117,13 +147,16 @@ StoreStats ObjectStates::stats() const {
 
 // ---- states --------------------------------------------------------------------------------------
 
-absl::Status ObjectStates::MakeRoom(int64_t bytes, std::span<const PrefixKey> keep) {
+absl::Status ObjectStates::MakeRoom(ObjectStore& store, int64_t bytes) {
   for (;;) {
     std::string name;
     {
       absl::MutexLock lock(&mu_);
-      if (index_.bytes() + record_bytes_ + bytes <= options_.bytes_max) return absl::OkStatus();
-      const auto least = index_.Least(keep);
+      if (index_.bytes() + record_bytes_ + being_put_ + bytes <= options_.bytes_max) {
+        being_put_ += bytes;
+        return absl::OkStatus();
+      }
+      const auto least = index_.Least(parent_of_put_);
       if (!least) {
         if (bytes == 0) return absl::OkStatus();  // it takes the place of as much
         return ResourceExhausted(
@@ -135,12 +168,13 @@ absl::Status ObjectStates::MakeRoom(int64_t bytes, std::span<const PrefixKey> ke
       ++stats_.evicted;
       index_.Remove(*least);
     }
-    RETURN_IF_ERROR(store_->Remove(name));
+    RETURN_IF_ERROR(store.Remove(name));
   }
 }
 
 absl::Status ObjectStates::PutObject(const StoredState& state, ByteReader& bytes,
                                      const CancelCheck& cancelled) {
+  int64_t room = 0;
   const auto put = [&]() -> absl::Status {
     if (bytes.size() > options_.bytes_max) {
       return ResourceExhausted(
@@ -152,11 +186,18 @@ absl::Status ObjectStates::PutObject(const StoredState& state, ByteReader& bytes
       return ResourceExhausted("an object of %d bytes; one of the store has at most %d",
                                bytes.size(), store_->object_bytes_max());
     }
-    RETURN_IF_ERROR(MakeRoom(bytes.size(), {&state.parent, state.from > 0 ? size_t{1} : 0}));
+    RETURN_IF_ERROR(MakeRoom(*store_, bytes.size()));
+    room = bytes.size();
     return store_->Put(ObjectNameOf(state), bytes, cancelled);
   };
+  {
+    absl::MutexLock lock(&mu_);
+    if (state.from > 0) parent_of_put_ = {state.parent};
+  }
   const absl::Status status = put();
   absl::MutexLock lock(&mu_);
+  parent_of_put_.clear();
+  being_put_ -= room;
   if (!status.ok()) {
     ++stats_.write_failures;
     return status;
@@ -182,6 +223,7 @@ absl::StatusOr<PutResult> ObjectStates::Put(const StateSource& source,
     absl::MutexLock lock(&mu_);
     if (index_.Complete(source.path.back())) return PutResult();
     cover = index_.Covered(source.path);
+    if (cover.blocks > 0) parent_of_put_ = {cover.file};  // from here on
   }
   const StateHeader header = MakeStateHeader(source, options_.identity, cover.blocks, cover.file);
   const std::string encoded = EncodeStateHeader(header);

@@ -13,10 +13,12 @@
 // A state that is refused is removed, unless it is of another model, layout or format: then it is left, and
 // not tried again. A record is never removed; beyond the bound on records new ones are refused.
 //
-// Find and stats are thread-safe; everything else blocks and belongs to one thread.
+// Find, Has and stats are thread-safe; everything else blocks. Calls about records, and Confirm, may have a
+// thread of their own (records_apart), so that they do not wait for states; all others belong to one thread.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -46,14 +48,23 @@ struct ObjectStatesOptions {
 
 class ObjectStates {
  public:
-  // `clock` must outlive it.
-  ObjectStates(ObjectStatesOptions options, std::unique_ptr<ObjectStore> store, const Clock* clock)
-      : options_(std::move(options)), store_(std::move(store)), clock_(clock) {}
+  // `clock` must outlive it. `records`: the same bucket once more, for calls about records; null: they go
+  // through `store`, and belong to its thread.
+  ObjectStates(ObjectStatesOptions options, std::unique_ptr<ObjectStore> store, const Clock* clock,
+               std::unique_ptr<ObjectStore> records = nullptr)
+      : options_(std::move(options)),
+        store_(std::move(store)),
+        records_store_(std::move(records)),
+        clock_(clock) {}
+
+  bool records_apart() const { return records_store_ != nullptr; }
 
   // Learns what is there.
   absl::Status List();
   // Learns whether there is a state at `key`, and its parents.
   absl::Status Look(const PrefixKey& key);
+  // Looks whether the state at `key`, which Has, is still there. NOT_FOUND: others removed it; Has says so.
+  absl::Status Confirm(const PrefixKey& key);
 
   StoreMatch Find(std::span<const PrefixKey> path) const;
   bool Has(const PrefixKey& key) const;
@@ -82,9 +93,11 @@ class ObjectStates {
   };
 
   void Learn(const ObjectInfo& object) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Removes objects until `bytes` more fit; none more always do.
-  absl::Status MakeRoom(int64_t bytes, std::span<const PrefixKey> keep);
-  absl::Status MakeRecordRoom(std::string_view name, int64_t bytes);
+  ObjectStore& for_records() { return records_apart() ? *records_store_ : *store_; }
+  // Removes objects until `bytes` more fit, and counts these in being_put_; none more always do.
+  absl::Status MakeRoom(ObjectStore& store, int64_t bytes);
+  // The bytes that it made room for.
+  absl::StatusOr<int64_t> MakeRecordRoom(std::string_view name, int64_t bytes);
   absl::StatusOr<std::string> ReadRecordObject(std::string_view name,
                                                std::string* version = nullptr);
   // `raced`: another worker put one meanwhile.
@@ -97,7 +110,7 @@ class ObjectStates {
   void Failed(const absl::Status& status, const PrefixKey& key, const std::string& name);
 
   const ObjectStatesOptions options_;
-  const std::unique_ptr<ObjectStore> store_;
+  const std::unique_ptr<ObjectStore> store_, records_store_;
   const Clock* const clock_;
 
   mutable absl::Mutex mu_;
@@ -107,6 +120,11 @@ class ObjectStates {
   absl::flat_hash_map<std::string, Record> records_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, Group> groups_ ABSL_GUARDED_BY(mu_);  // of them
   int64_t record_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t being_put_ ABSL_GUARDED_BY(mu_) =
+      0;  // bytes for which there is room, and which are not there
+  std::vector<PrefixKey> parent_of_put_ ABSL_GUARDED_BY(mu_);  // must stay until its child is there
+  // While a listing is made: the records put since it began, which it may lack.
+  std::optional<std::vector<ObjectInfo>> put_meanwhile_ ABSL_GUARDED_BY(mu_);
   StoreStats stats_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -17,7 +17,7 @@ std::string RecordObject(std::string_view name) {
 
 }  // namespace
 
-absl::Status ObjectStates::MakeRecordRoom(std::string_view name, int64_t bytes) {
+absl::StatusOr<int64_t> ObjectStates::MakeRecordRoom(std::string_view name, int64_t bytes) {
   const std::string object = RecordObject(name);
   RecordRoom room{.records_max = options_.records_max,
                   .bytes_max = options_.bytes_max,
@@ -41,14 +41,15 @@ absl::Status ObjectStates::MakeRecordRoom(std::string_view name, int64_t bytes) 
     }
   }
   RETURN_IF_ERROR(CheckRecordRoom(name, bytes, room));
-  return MakeRoom(room.growth(bytes), {});
+  RETURN_IF_ERROR(MakeRoom(for_records(), room.growth(bytes)));
+  return room.growth(bytes);
 }
 
 // With one call, so that a record that is being replaced is the old or the new one, never some of both.
 absl::StatusOr<std::string> ObjectStates::ReadRecordObject(std::string_view name,
                                                            std::string* version) {
   ASSIGN_OR_RETURN(const std::string bytes,
-                   store_->Get(RecordObject(name), kRecordObjectBytesMax, nullptr, version));
+                   for_records().Get(RecordObject(name), kRecordObjectBytesMax, nullptr, version));
   PiecesReader reader({std::as_bytes(std::span(bytes))});
   return ReadRecord(reader, name);
 }
@@ -60,10 +61,19 @@ absl::Status ObjectStates::PutRecordOnce(std::string_view name, const std::strin
   const absl::StatusOr<std::string> there = ReadRecordObject(name, &version);
   RETURN_IF_ERROR(CheckReplaceable(name, there, stays));
   PiecesReader bytes({std::as_bytes(std::span(encoded))});
-  RETURN_IF_ERROR(MakeRecordRoom(name, bytes.size()));
+  ASSIGN_OR_RETURN(const int64_t room, MakeRecordRoom(name, bytes.size()));
+  ObjectStore& store = for_records();
+  const std::string object = RecordObject(name);
   const absl::Status put = absl::IsNotFound(there.status()) || !version.empty()
-                               ? store_->PutIf(RecordObject(name), bytes, version, nullptr)
-                               : store_->Put(RecordObject(name), bytes, nullptr);
+                               ? store.PutIf(object, bytes, version, nullptr)
+                               : store.Put(object, bytes, nullptr);
+  absl::MutexLock lock(&mu_);
+  being_put_ -= room;
+  if (put.ok()) {
+    const ObjectInfo info = {object, bytes.size(), clock_->Now()};
+    Learn(info);
+    if (put_meanwhile_) put_meanwhile_->push_back(info);
+  }
   *raced = absl::IsAborted(put);
   return *raced ? Unavailable("%s", MessageOf(put)) : put;
 }
@@ -85,7 +95,6 @@ absl::Status ObjectStates::PutRecord(std::string_view name, std::string_view con
     return status;
   }
   ++stats_.record_writes;
-  Learn({RecordObject(name), static_cast<int64_t>(encoded.size()), clock_->Now()});
   return absl::OkStatus();
 }
 

@@ -139,7 +139,8 @@ void SessionCalls::ReadEnded(Call& call, absl::Time now) {
     return Refuse(call, SessionRefusal::kLost,
                   WithRetryAfter(
                       Unavailable("worker \"%s\" could read only a part of its store, and the rest "
-                                  "may have a newer record of session \"%s\"; call again",
+                                  "may have a newer record of session \"%s\" (store.record_unread "
+                                  "in its log); call again, or begin the session anew",
                                   unread, call.spec.name),
                       kComeAgain));
   }

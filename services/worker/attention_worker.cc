@@ -147,12 +147,14 @@ absl::StatusOr<std::unique_ptr<StateTier>> MakeTier(const AttentionFlags& flags,
   if (!flags.store_s3.empty()) {
     ASSIGN_OR_RETURN(const S3Options s3, ParseS3(flags.store_s3, ReadEnvironment));
     ASSIGN_OR_RETURN(std::unique_ptr<S3Client> client, S3Client::Create(s3, clock));
+    ASSIGN_OR_RETURN(std::unique_ptr<S3Client> for_records, S3Client::Create(s3, clock));
     ObjectStatesOptions options;
     options.bytes_max = BytesOfGib(flags.store_s3_gib);
     options.records_max = flags.store_s3_records;
     options.record_group_share = flags.store_tenant_share;
     options.identity = identity;
-    objects = std::make_unique<ObjectStates>(options, std::move(client), clock);
+    objects =
+        std::make_unique<ObjectStates>(options, std::move(client), clock, std::move(for_records));
   }
   StateTierOptions options;
   options.write_after = absl::Seconds(flags.store_after_seconds);

@@ -41,7 +41,7 @@ void SessionDesk::OnCommand(LinkId link, const mesh::SessionCommand& message, ab
     return Fail(link, message.call(),
                 InvalidArgument("session: %d bytes; an id has 32", message.session().size()));
   }
-  if (commands_.size() >= kCommandsMax) {
+  if (commands_.size() + abandoned_ >= kCommandsMax) {
     return Fail(link, message.call(),
                 WithRetryAfter(ResourceExhausted("%d session commands are going on; retry later",
                                                  kCommandsMax),
@@ -77,8 +77,22 @@ void SessionDesk::OnCommand(LinkId link, const mesh::SessionCommand& message, ab
   }
 }
 
+void SessionDesk::Abandon(uint64_t ticket) {
+  ++abandoned_;
+  store_->Abandon(ticket);
+}
+
 void SessionDesk::OnLinkClosed(LinkId link) {
-  std::erase_if(commands_, [link](const auto& entry) { return entry.second.link == link; });
+  std::erase_if(commands_, [&](const auto& entry) {
+    const Command& command = entry.second;
+    if (command.link != link) return false;
+    if (command.message.has_suspend() && command.phase == Phase::kRecord) {
+      ++abandoned_;  // its router is not there to send the record again: it is written all the same
+    } else {
+      Abandon(entry.first);
+    }
+    return true;
+  });
 }
 
 void SessionDesk::Step(absl::Time now) {
@@ -89,6 +103,7 @@ void SessionDesk::Step(absl::Time now) {
     if (command.deadline > now) return false;
     Fail(command.link, command.reply.call(),
          DeadlineExceeded("the store had not answered by the command's deadline"));
+    Abandon(entry.first);
     return true;
   });
 }
@@ -96,6 +111,7 @@ void SessionDesk::Step(absl::Time now) {
 void SessionDesk::OnDone(SessionStoreDone done) {
   const auto it = commands_.find(done.ticket);
   if (it == commands_.end()) {
+    --abandoned_;
     ++late_;
     return;
   }

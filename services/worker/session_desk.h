@@ -1,7 +1,7 @@
 // A worker's answers to SessionCommands: turns each into calls of the store and those into one reply.
 //
 // Commands end with their deadline or their link, whatever the store does after that; there are at most
-// kCommandsMax at once.
+// kCommandsMax at once, those counted that the store still has and nobody waits for.
 //
 // Not thread-safe: part of a core.
 #pragma once
@@ -48,6 +48,8 @@ class SessionDesk {
   };
 
   void OnDone(SessionStoreDone done);
+  // Nobody waits for the command any more; the store has it.
+  void Abandon(uint64_t ticket);
   void PutRecord(uint64_t ticket, Command& command, const SessionStoreDone& done);
   void PutRecordAlone(uint64_t ticket, Command& command);
   std::vector<PrefixKey> PathOf(const std::string& salt,
@@ -59,6 +61,7 @@ class SessionDesk {
   WorkerLinks* const links_;
   const std::string model_;
   std::map<uint64_t, Command> commands_;  // by ticket
+  size_t abandoned_ = 0;                  // and not answered yet
   uint64_t next_ticket_ = 1;
   uint64_t suspended_ = 0, recorded_ = 0, loaded_ = 0, read_ = 0, failed_ = 0, late_ = 0;
 };

@@ -39,6 +39,8 @@ class SessionStore {
   // is of another format. UNAVAILABLE: a tier could not be asked, and no other has one; where one
   // has, `partial` says so.
   virtual void GetRecord(uint64_t ticket, const std::string& name) = 0;
+  // Nobody waits for the answer any more: what has not begun need not be done. It is answered all the same.
+  virtual void Abandon(uint64_t ticket) = 0;
   // What ended since the last call.
   virtual std::vector<SessionStoreDone> TakeDone() = 0;
 };

@@ -11,8 +11,9 @@
 namespace deltamesh {
 namespace {
 
-constexpr double kRateKept = 0.7;           // of the measured rate, when a new one comes
-constexpr size_t kFailedUploadsMax = 4096;  // of which it is known
+constexpr double kRateKept = 0.7;            // of the measured rate, when a new one comes
+constexpr size_t kFailedMax = 4096;          // states of which it is known
+constexpr size_t kPutMax = size_t{1} << 16;  // the same
 
 std::span<std::byte> BytesOfSlot(const SlotRef& slot, int64_t bytes) {
   return {reinterpret_cast<std::byte*>(slot.data()), static_cast<size_t>(bytes)};
@@ -59,6 +60,8 @@ struct StateTier::Reading {
   std::weak_ptr<StateLoad> load;
   std::shared_ptr<std::atomic<bool>> cancelled;
   std::vector<Read> read;
+  uint64_t loads = 0;  // of prompts; how they end is counted, once each
+  bool late = false;   // that is how
 
   StateTarget target(const StateLayout& layout) const {
     StateTarget t{
@@ -82,6 +85,9 @@ StateTier::StateTier(const StateTierOptions& options, PrefixCache* cache,
   }
   if (objects_ != nullptr) {
     object_queue_ = std::make_unique<IoQueue>(options.queue_bytes_max, options.threads, notify);
+    if (objects_->records_apart()) {
+      record_queue_ = std::make_unique<IoQueue>(options.queue_bytes_max, options.threads, notify);
+    }
   }
 }
 
@@ -89,7 +95,7 @@ StateTier::~StateTier() = default;
 
 void StateTier::Poll(absl::Time now) {
   now_ = now;
-  for (IoQueue* queue : {disk_queue_.get(), object_queue_.get()}) {
+  for (IoQueue* queue : queues()) {
     if (queue == nullptr) continue;
     for (IoQueue::Finish& finish : queue->TakeFinished()) finish();
   }
@@ -105,15 +111,16 @@ void StateTier::Poll(absl::Time now) {
 void StateTier::RunIo() {
   for (bool more = true; more;) {
     more = false;
-    for (IoQueue* queue : {disk_queue_.get(), object_queue_.get()}) {
+    for (IoQueue* queue : queues()) {
       if (queue != nullptr) more |= queue->RunOne();
     }
   }
 }
 
 bool StateTier::idle() const {
-  return (disk_queue_ == nullptr || disk_queue_->idle()) &&
-         (object_queue_ == nullptr || object_queue_->idle());
+  const std::array<IoQueue*, 3> all = queues();
+  return std::all_of(all.begin(), all.end(),
+                     [](const IoQueue* queue) { return queue == nullptr || queue->idle(); });
 }
 
 void StateTier::Scan(absl::Time now) {
@@ -177,9 +184,23 @@ void StateTier::WriteDue(absl::Time now) {
   int64_t begun = 0;
   for (const PrefixKey& key : due) {
     if (begun == options_.writes_at_once) break;
-    if (Stored(key) || writing_.contains(key)) continue;
-    const auto written = [this](const absl::Status& status, int64_t) {
-      if (!status.ok()) write_at_ = now_ + options_.retry_after;
+    const absl::Time used = tree.View(key).used;
+    const auto failed = failed_writes_.find(key);
+    if (Stored(key) || writing_.contains(key) || WasPut(written_, key, used) ||
+        (failed != failed_writes_.end() && failed->second.next > now)) {
+      continue;
+    }
+    const auto written = [this, key, used](const absl::Status& status, int64_t) {
+      if (status.ok()) {
+        NotePut(written_, key, used);
+        failed_writes_.erase(key);
+        return;
+      }
+      TryLater(failed_writes_, key);
+      // One that is too large says nothing of others; a full disk does.
+      if (!absl::IsResourceExhausted(status) || IsDiskFull(status)) {
+        write_at_ = now_ + options_.retry_after;
+      }
     };
     if (!Write(tree.PathTo(key), first(), /*urgent=*/false, written)) break;
     ++begun;
@@ -224,42 +245,56 @@ void StateTier::UploadDue(absl::Time now) {
   // The disk is left a margin: what goes next should be up before it has to go. Those that failed come after
   // all others, so that what fails for good (too large, on a bad sector) keeps nothing back.
   std::vector<PrefixKey> next;
+  absl::Time used;
   for (const bool again : {false, true}) {
     if (!next.empty() || (again && failed_uploads_.empty())) break;
     next = disk_->Resting(now - options_.upload_after, options_.nearly_full, 1,
-                          [this, again, now](const PrefixKey& key) {
-                            const auto failed = failed_uploads_.find(key);
+                          [&](const StoredState& state) {
+                            const auto failed = failed_uploads_.find(state.key);
                             const bool known = failed != failed_uploads_.end();
-                            return known == again && (!known || failed->second.next <= now) &&
-                                   !objects_->Has(key);
+                            if (known != again || (known && failed->second.next > now))
+                              return false;
+                            used = state.used;
+                            return !WasPut(uploaded_, state.key, used) && !objects_->Has(state.key);
                           });
   }
   if (next.empty()) return;
   const PrefixKey& key = next.front();
-  uploading_ = Upload(key, /*urgent=*/false, [this, key](const absl::Status& status, int64_t) {
+  const auto uploaded = [this, key, used](const absl::Status& status, int64_t) {
     uploading_ = false;
     // One that is up and cannot be found there would be the next again.
     if (status.ok() && objects_->Has(key)) {
+      NotePut(uploaded_, key, used);
       failed_uploads_.erase(key);
       check_at_ = absl::InfinitePast();  // the next one
     } else {
-      UploadLater(key);
+      TryLater(failed_uploads_, key);
       upload_at_ = now_ + options_.retry_after;
     }
-  });
+  };
+  uploading_ = Upload(key, /*urgent=*/false, uploaded);
   if (!uploading_) ++counts_.no_room;
 }
 
-void StateTier::UploadLater(const PrefixKey& key) {
-  if (!failed_uploads_.contains(key) && failed_uploads_.size() >= kFailedUploadsMax) {
-    failed_uploads_.erase(std::min_element(
-        failed_uploads_.begin(), failed_uploads_.end(),
-        [](const auto& a, const auto& b) { return a.second.next < b.second.next; }));
+void StateTier::TryLater(FailedStates& states, const PrefixKey& key) {
+  if (!states.contains(key) && states.size() >= kFailedMax) {
+    states.erase(std::min_element(states.begin(), states.end(), [](const auto& a, const auto& b) {
+      return a.second.next < b.second.next;
+    }));
   }
-  FailedUpload& failed = failed_uploads_[key];
-  failed.wait =
-      std::max(options_.retry_after, std::min(2 * failed.wait, options_.upload_retry_max));
+  Failed& failed = states[key];
+  failed.wait = std::max(options_.retry_after, std::min(2 * failed.wait, options_.state_retry_max));
   failed.next = now_ + failed.wait;
+}
+
+bool StateTier::WasPut(const PutStates& put, const PrefixKey& key, absl::Time used) {
+  const auto found = put.find(key);
+  return found != put.end() && found->second == used;
+}
+
+void StateTier::NotePut(PutStates& put, const PrefixKey& key, absl::Time used) {
+  if (put.size() >= kPutMax) put.clear();  // those that are not there any more are put once more
+  put[key] = used;
 }
 
 bool StateTier::Upload(const PrefixKey& key, bool urgent, Written written) {
@@ -323,9 +358,7 @@ StateLoadRef StateTier::Load(std::span<const PrefixKey> path, double tokens_per_
                             .ahead = ReadsOf(below.tier)};
     const int64_t saved = (blocks - memory.snapshot.value()) * kBlockTokens;
     if (ReadsFromStore(read, saved, rate(below.tier), tokens_per_second)) {
-      const auto load =
-          BeginRead(path, below.tier, below.match,
-                    [this](const absl::Status& status, int64_t) { CountLoad(status); });
+      const auto load = BeginRead(path, below.tier, below.match, /*counted=*/true, nullptr);
       if (load.ok()) return *load;
       ++counts_.busy;
       return nullptr;
@@ -351,7 +384,7 @@ void StateTier::Probe(std::span<const PrefixKey> path, StoreTier tier, const Sto
   absl::Time& at = probe_at_[static_cast<size_t>(tier)];
   if (probe_ != nullptr || now_ < at) return;
   at = now_ + options_.probe_every;
-  const auto load = BeginRead(path, tier, match, [](const absl::Status&, int64_t) {});
+  const auto load = BeginRead(path, tier, match, /*counted=*/false, nullptr);
   if (!load.ok()) return;
   probe_ = *load;
   probe_until_ = now_ + std::min(worth, options_.load_max);
@@ -367,8 +400,10 @@ void StateTier::NoQuickerThan(const Reading& reading, double seconds) {
   probe_at_[static_cast<size_t>(reading.tier)] = now_ + options_.probe_every;
 }
 
-void StateTier::CountLoad(const absl::Status& status) {
-  ++(status.ok() ? counts_.hits : absl::IsCancelled(status) ? counts_.cancelled : counts_.failed);
+void StateTier::CountLoads(uint64_t loads, const absl::Status& status) {
+  (status.ok()                 ? counts_.hits
+   : absl::IsCancelled(status) ? counts_.cancelled
+                               : counts_.failed) += loads;
 }
 
 // Each file names the blocks that no file above it has.
@@ -396,19 +431,21 @@ absl::StatusOr<StateLoadRef> StateTier::LoadStored(std::span<const PrefixKey> pa
     return NotFound("the state at %s is not on disk", path.back().Hex());
   }
   absl::StatusOr<StateLoadRef> load =
-      BeginRead(path, StoreTier::kDisk, match,
-                [this](const absl::Status& status, int64_t) { CountLoad(status); });
+      BeginRead(path, StoreTier::kDisk, match, /*counted=*/true, nullptr);
   if (!load.ok()) ++counts_.busy;
   return load;
 }
 
 absl::StatusOr<StateLoadRef> StateTier::BeginRead(std::span<const PrefixKey> path, StoreTier tier,
-                                                  const StoreMatch& match, Read read) {
+                                                  const StoreMatch& match, bool counted,
+                                                  Read read) {
   const std::span<const PrefixKey> to = path.first(static_cast<size_t>(match.snapshot.value()));
   if (const auto known = loading_.find(to.back()); known != loading_.end()) {
     // Somebody waits for the same; one that nobody waits for any more is about to end.
-    if (StateLoadRef load = known->second->load.lock(); load != nullptr && !load->ended_) {
-      known->second->read.push_back(std::move(read));
+    Reading& reading = *known->second;
+    if (StateLoadRef load = reading.load.lock(); load != nullptr && !load->ended_) {
+      if (read) reading.read.push_back(std::move(read));
+      reading.loads += counted ? 1 : 0;
       return load;
     }
     return Unavailable("the same state was being read and is not wanted any more");
@@ -423,7 +460,8 @@ absl::StatusOr<StateLoadRef> StateTier::BeginRead(std::span<const PrefixKey> pat
   reading->tier = tier;
   reading->files = match.files;
   reading->bytes = ReadBytes(match.snapshot.value(), reading->have);
-  reading->read.push_back(std::move(read));
+  if (read) reading->read.push_back(std::move(read));
+  reading->loads = counted ? 1 : 0;
   const auto load = std::make_shared<StateLoad>();
   load->deadline_ = now_ + options_.load_max;
   reading->load = load;
@@ -461,17 +499,20 @@ void StateTier::EndRead(const std::shared_ptr<Reading>& reading, const absl::Sta
     NoQuickerThan(*reading, seconds);
   }
   if (const StateLoadRef load = reading->load.lock()) load->ended_ = true;
+  if (!reading->late) CountLoads(reading->loads, status);
   for (const Read& read : reading->read) read(status, bytes);
 }
 
 bool StateTier::Ended(const StateLoadRef& load, absl::Time now) {
   if (!load->ended_ && now >= load->deadline_) {
     load->ended_ = true;  // for all who wait; what arrives later is kept all the same
-    ++counts_.late;
     // Known at once: when the read itself ends, if it hangs, nobody can tell.
     for (const auto& [key, reading] : loading_) {
+      if (reading->load.lock() != load) continue;
+      reading->late = true;
+      counts_.late += reading->loads;
       const int64_t begun_ns = reading->begun_ns;
-      if (begun_ns == 0 || reading->load.lock() != load) continue;
+      if (begun_ns == 0) continue;
       NoQuickerThan(*reading, SecondsSince(begun_ns));
     }
   }

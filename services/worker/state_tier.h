@@ -2,13 +2,16 @@
 // to an object store, and comes back when a prompt or a session asks for it.
 //
 // The engine's thread never waits here: it hands over counted references to memory and takes results at Poll.
-// One thread does the disk's work, and one the object store's when there is one, so that a server that does
-// not answer keeps nobody from the disk. What waits is bounded in bytes; what finds no room is not written.
+// One thread does the disk's work; when there is an object store one does its work with states, so that a
+// server that does not answer keeps nobody from the disk, and one that with records, so that these wait for
+// no state that is sent, and no listing. What waits is bounded in bytes; what finds no room is not written.
 //
 //   memory -> disk           snapshots that rest `write_after` and whose session has not gone on; and, when
 //                            memory is nearly full, those that would go next
 //   disk -> object store     what rests `upload_after` on disk; and, when the disk is nearly full, what
 //                            would go next; a suspended session at once. Without a disk: from memory.
+//                            What a tier had to let go again is not put there anew before it is used again:
+//                            else one that is smaller than what rests above it would be rewritten for ever.
 //   disk, object store -> memory    for a prompt, when that is quicker than computing; for a session
 //
 // Records of sessions go to the disk, so that they are safe, and to the object store, where every worker
@@ -34,9 +37,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "runtime/cache/prefix_cache.h"
 #include "runtime/store/disk_store.h"
@@ -54,14 +59,14 @@ struct StateTierOptions {
   absl::Duration scan_every = absl::Seconds(10);   // for what other processes wrote to the folder
   absl::Duration list_every = absl::Seconds(60);   // and to the bucket
   absl::Duration retry_after = absl::Seconds(10);  // a write that failed
-  absl::Duration upload_retry_max = absl::Minutes(10);  // doubled up to this, of one state
-  absl::Duration load_max = absl::Seconds(30);          // then a prompt is computed after all
-  absl::Duration probe_every = absl::Minutes(1);        // of a tier that is slower than computing
-  double nearly_full = 0.75;                            // of a bound
-  int64_t writes_at_once = 16;                          // begun by one check
-  int64_t queue_bytes_max = int64_t{4} << 30;           // of writes that wait, per queue
-  int64_t loads_max = 4;                                // states being read at once
-  std::string object_url;                               // as logs call the object store
+  absl::Duration state_retry_max = absl::Minutes(10);  // doubled up to this, of one state
+  absl::Duration load_max = absl::Seconds(30);         // then a prompt is computed after all
+  absl::Duration probe_every = absl::Minutes(1);       // of a tier that is slower than computing
+  double nearly_full = 0.75;                           // of a bound
+  int64_t writes_at_once = 16;                         // begun by one check
+  int64_t queue_bytes_max = int64_t{4} << 30;          // of writes that wait, per queue
+  int64_t loads_max = 4;                               // states being read at once
+  std::string object_url;                              // as logs call the object store
   bool threads = true;  // false: RunIo does the work, for tests in one thread
 };
 
@@ -115,7 +120,8 @@ class StateTier final : public SessionStore {
   void Load(uint64_t ticket, std::span<const PrefixKey> path) override;
   void PutRecord(uint64_t ticket, const std::string& name, std::string content) override;
   void GetRecord(uint64_t ticket, const std::string& name) override;
-  std::vector<SessionStoreDone> TakeDone() override { return std::exchange(done_, {}); }
+  void Abandon(uint64_t ticket) override;
+  std::vector<SessionStoreDone> TakeDone() override;
 
   // ---- what others see ----
 
@@ -142,7 +148,11 @@ class StateTier final : public SessionStore {
     uint64_t no_room = 0;    // writes that found the queue full
     uint64_t uploads_failed = 0;
   };
-  using Contents = std::array<absl::StatusOr<std::string>, kStoreTiers>;
+  // A record as the tiers have it.
+  struct Contents {
+    absl::StatusOr<std::string> disk, objects;
+    bool lost = false;  // the disk's, which is damaged, and had not been sent
+  };
   // A state being resumed.
   struct Resuming {
     uint64_t ticket = 0;
@@ -162,6 +172,11 @@ class StateTier final : public SessionStore {
   IoQueue& queue(StoreTier tier) {
     return *(tier == StoreTier::kDisk ? disk_queue_ : object_queue_);
   }
+  // The object store's, for records.
+  IoQueue& record_queue() { return *(record_queue_ != nullptr ? record_queue_ : object_queue_); }
+  std::array<IoQueue*, 3> queues() const {
+    return {disk_queue_.get(), object_queue_.get(), record_queue_.get()};
+  }
   double rate(StoreTier tier) const { return rates_[static_cast<size_t>(tier)]; }
   int64_t ReadBytes(int64_t blocks, int64_t have) const;
   int64_t ReadsOf(StoreTier tier) const;  // that are under way or wait
@@ -172,7 +187,6 @@ class StateTier final : public SessionStore {
   // Copies the snapshot at the end of `path` from memory to a tier; false when the queue is full.
   bool Write(std::vector<PrefixKey> path, StoreTier to, bool urgent, Written written);
   void UploadDue(absl::Time now);
-  void UploadLater(const PrefixKey& key);
   // Copies a state's files from the disk to the object store, parents first.
   // False when the queue is full.
   bool Upload(const PrefixKey& key, bool urgent, Written written);
@@ -180,10 +194,10 @@ class StateTier final : public SessionStore {
 
   // ---- reading ----
   using Read = std::function<void(const absl::Status& status, int64_t bytes)>;
-  // Null with a reason: nothing deeper, no room.
+  // Null with a reason: nothing deeper, no room. `counted`: for a prompt; `read` may be null.
   absl::StatusOr<StateLoadRef> BeginRead(std::span<const PrefixKey> path, StoreTier tier,
-                                         const StoreMatch& match, Read read);
-  void CountLoad(const absl::Status& status);
+                                         const StoreMatch& match, bool counted, Read read);
+  void CountLoads(uint64_t loads, const absl::Status& status);
   // It took so long and had not ended: an upper bound of its tier's rate.
   void NoQuickerThan(const Reading& reading, double seconds);
   // Reads for the rate alone when that is due; not for longer than reading is worth.
@@ -197,10 +211,13 @@ class StateTier final : public SessionStore {
   };
   Deepest FindBelow(std::span<const PrefixKey> path,
                     const std::array<bool, kStoreTiers>& skip = {}) const;
+  // `confirmed`: that the bucket has its deepest one, or nothing if it is not the bucket's.
+  void SuspendNow(uint64_t ticket, std::span<const PrefixKey> path, const absl::Status& confirmed);
   void Resume(Resuming resuming);
   void EndResume(const Resuming& resuming, int64_t bytes, const char* tier);
 
   // ---- records ----
+  absl::StatusOr<std::string> ReadFromDisk(uint64_t ticket, const std::string& name, bool* lost);
   void EndGetRecord(uint64_t ticket, const std::string& name, Contents contents);
   // The disk's is to be in the object store too.
   void SendLater(const std::string& name);
@@ -211,6 +228,11 @@ class StateTier final : public SessionStore {
 
   void Scan(absl::Time now);
   void Answer(SessionStoreDone done) { done_.push_back(std::move(done)); }
+  // On any thread.
+  bool IsAbandoned(uint64_t ticket) const {
+    absl::MutexLock lock(&abandoned_mu_);
+    return abandoned_.contains(ticket);
+  }
 
   const StateTierOptions options_;
   PrefixCache* const cache_;
@@ -221,12 +243,19 @@ class StateTier final : public SessionStore {
              list_at_ = absl::InfinitePast();
   // A tier that failed is left alone for a while.
   absl::Time write_at_ = absl::InfinitePast(), upload_at_ = absl::InfinitePast();
-  // States that could not be sent on, and when to try again.
-  struct FailedUpload {
+  // States that could not be written or sent on, and when to try again.
+  struct Failed {
     absl::Duration wait;
     absl::Time next;
   };
-  absl::flat_hash_map<PrefixKey, FailedUpload> failed_uploads_;
+  using FailedStates = absl::flat_hash_map<PrefixKey, Failed>;
+  void TryLater(FailedStates& failed, const PrefixKey& key);
+  FailedStates failed_writes_, failed_uploads_;
+  // When those were used last that were put into the tier below by themselves.
+  using PutStates = absl::flat_hash_map<PrefixKey, absl::Time>;
+  static bool WasPut(const PutStates& put, const PrefixKey& key, absl::Time used);
+  static void NotePut(PutStates& put, const PrefixKey& key, absl::Time used);
+  PutStates written_, uploaded_;
   bool scanning_ = false, listing_ = false, uploading_ = false, sending_ = false;
   // Names of records whose newest content may be on disk only; and when to try again.
   std::set<std::string> unsent_;
@@ -243,9 +272,11 @@ class StateTier final : public SessionStore {
   absl::Time probe_until_;
   std::vector<SessionStoreDone> done_;
   std::vector<StateLoadRef> resuming_;  // keeps them from being cancelled
+  mutable absl::Mutex abandoned_mu_;
+  absl::flat_hash_set<uint64_t> abandoned_ ABSL_GUARDED_BY(abandoned_mu_);  // and not answered yet
   Counts counts_;
   // Last: their threads use what is above.
-  std::unique_ptr<IoQueue> disk_queue_, object_queue_;
+  std::unique_ptr<IoQueue> disk_queue_, object_queue_, record_queue_;
 };
 
 }  // namespace deltamesh

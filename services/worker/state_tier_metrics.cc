@@ -71,7 +71,8 @@ void StateTier::AddMetrics(MetricList& list) const {
             {disk_ != nullptr ? disk_->stats() : StoreStats(),
              objects_ != nullptr ? objects_->stats() : StoreStats()},
             {disk_queue_ != nullptr ? disk_queue_->bytes() : 0,
-             object_queue_ != nullptr ? object_queue_->bytes() : 0});
+             (object_queue_ != nullptr ? object_queue_->bytes() : 0) +
+                 (record_queue_ != nullptr ? record_queue_->bytes() : 0)});
 }
 
 void StateTier::AddNoMetrics(MetricList& list) { AddSeries(list, {}, {}, {}); }

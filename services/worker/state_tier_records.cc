@@ -67,10 +67,12 @@ void StateTier::PutRecord(uint64_t ticket, const std::string& name, std::string 
     }
     Answer(std::move(done));
   };
-  const auto to_objects = [this, name, text, bytes, stays, answer](const absl::Status& on_disk) {
+  const auto to_objects = [this, ticket, name, text, bytes, stays,
+                           answer](const absl::Status& on_disk) {
     if (objects_ == nullptr || absl::IsAborted(on_disk)) return answer(on_disk, "disk");
-    object_queue_->PushUrgent(bytes, [=, this]() -> IoQueue::Finish {
-      const absl::Status sent = objects_->PutRecord(name, *text, stays);
+    record_queue().PushUrgent(bytes, [=, this]() -> IoQueue::Finish {
+      const absl::Status sent =
+          IsAbandoned(ticket) ? Cancelled("nobody waits") : objects_->PutRecord(name, *text, stays);
       if (on_disk.ok()) Sent(name, *text, sent);
       return [this, name, answer, on_disk, status = sent] {
         if (status.ok() || absl::IsAborted(status) || !on_disk.ok()) {
@@ -83,39 +85,52 @@ void StateTier::PutRecord(uint64_t ticket, const std::string& name, std::string 
     });
   };
   if (disk_ == nullptr) return to_objects(Unavailable("there is no disk"));
-  disk_queue_->PushUrgent(bytes, [this, name, text, stays, to_objects]() -> IoQueue::Finish {
-    return [this, name, to_objects,
-            status = disk_->PutRecord(name, *text, stays, /*unsent=*/objects_ != nullptr)] {
-      unsendable_.erase(name);
-      to_objects(status);
-    };
-  });
+  disk_queue_->PushUrgent(
+      bytes, [this, ticket, name, text, stays, to_objects]() -> IoQueue::Finish {
+        const absl::Status put = IsAbandoned(ticket)
+                                     ? Cancelled("nobody waits")
+                                     : disk_->PutRecord(name, *text, stays, objects_ != nullptr);
+        return [this, name, to_objects, status = put] {
+          unsendable_.erase(name);
+          to_objects(status);
+        };
+      });
 }
 
 // Both tiers are read: another worker may have written a newer one to the object store, and this one may not
 // have reached it with what is on disk.
 void StateTier::GetRecord(uint64_t ticket, const std::string& name) {
-  auto contents = std::make_shared<Contents>();
-  contents->fill(absl::NotFoundError("there is no such tier"));
+  const absl::Status none = absl::NotFoundError("there is no such tier");
+  const auto contents = std::make_shared<Contents>(Contents{.disk = none, .objects = none});
   const auto waiting = std::make_shared<int>((disk_ != nullptr) + (objects_ != nullptr));
-  const auto read = [=, this](size_t tier, absl::StatusOr<std::string> content) {
-    (*contents)[tier] = std::move(content);
+  const auto ended = [=, this] {
     if (--*waiting == 0) EndGetRecord(ticket, name, std::move(*contents));
   };
   if (disk_ != nullptr) {
-    disk_queue_->PushUrgent(0, [this, name, read]() -> IoQueue::Finish {
-      return [read, content = disk_->GetRecord(name)] { read(0, content); };
+    disk_queue_->PushUrgent(0, [=, this]() -> IoQueue::Finish {
+      contents->disk = ReadFromDisk(ticket, name, &contents->lost);
+      return ended;
     });
   }
   if (objects_ != nullptr) {
-    object_queue_->PushUrgent(0, [this, name, read]() -> IoQueue::Finish {
-      return [read, content = objects_->GetRecord(name)] { read(1, content); };
+    record_queue().PushUrgent(0, [=, this]() -> IoQueue::Finish {
+      contents->objects =
+          IsAbandoned(ticket) ? Cancelled("nobody waits") : objects_->GetRecord(name);
+      return ended;
     });
   }
 }
 
+absl::StatusOr<std::string> StateTier::ReadFromDisk(uint64_t ticket, const std::string& name,
+                                                    bool* lost) {
+  if (IsAbandoned(ticket)) return Cancelled("nobody waits");
+  absl::StatusOr<std::string> content = disk_->GetRecord(name);
+  *lost = RefusalOf(content.status()) && disk_->IsUnsent(name);
+  return content;
+}
+
 void StateTier::EndGetRecord(uint64_t ticket, const std::string& name, Contents contents) {
-  auto& [disk, objects] = contents;
+  auto& [disk, objects, lost] = contents;
   SessionStoreDone done;
   done.ticket = ticket;
   if (!disk.ok() && !objects.ok()) {
@@ -128,7 +143,12 @@ void StateTier::EndGetRecord(uint64_t ticket, const std::string& name, Contents 
   done.content = *std::move(disk_is_newer ? disk : objects);
   done.bytes = done.content.size();
   done.tier = disk_is_newer ? "disk" : "object store";
-  done.partial = IsUnknown(disk) || IsUnknown(objects);
+  done.partial = IsUnknown(disk) || IsUnknown(objects) || lost;
+  if (done.partial) {
+    const absl::Status& unread = disk.ok() ? objects.status() : disk.status();
+    LogWarning("store.record_unread",
+               {{"record", name}, {"error", unread.ToString()}, {"found", done.tier}});
+  }
   Answer(std::move(done));
 }
 
@@ -162,7 +182,7 @@ void StateTier::SendRecords(absl::Time now) {
   // In turn: one for which there is no room must not keep those back that replace theirs.
   auto next = unsent_.upper_bound(send_from_);
   if (next == unsent_.end()) next = unsent_.begin();
-  object_queue_->PushUrgent(0, [this, name = *next]() -> IoQueue::Finish {
+  record_queue().PushUrgent(0, [this, name = *next]() -> IoQueue::Finish {
     const auto send = [&]() -> absl::Status {
       const absl::StatusOr<std::string> content = disk_->GetRecord(name);
       if (absl::IsNotFound(content.status())) return disk_->MarkSent(name, "");

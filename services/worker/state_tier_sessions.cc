@@ -24,9 +24,42 @@ SessionStoreDone Done(uint64_t ticket, const absl::Status& status) {
 
 }  // namespace
 
+void StateTier::Abandon(uint64_t ticket) {
+  absl::MutexLock lock(&abandoned_mu_);
+  abandoned_.insert(ticket);
+}
+
+std::vector<SessionStoreDone> StateTier::TakeDone() {
+  absl::MutexLock lock(&abandoned_mu_);
+  for (const SessionStoreDone& done : done_) abandoned_.erase(done.ticket);
+  return std::exchange(done_, {});
+}
+
 // ---- suspend -------------------------------------------------------------------------------------
 
+// What is in memory goes with the session's suspension, so a listing of the bucket that is a minute old is
+// not enough to rely on: others may have made room there.
 void StateTier::Suspend(uint64_t ticket, std::span<const PrefixKey> path) {
+  const int64_t in_bucket = objects_ == nullptr ? 0 : objects_->Find(path).snapshot.value();
+  if (in_bucket == 0) return SuspendNow(ticket, path, absl::OkStatus());
+  record_queue().PushUrgent(
+      0,
+      [this, ticket, in_bucket,
+       path = std::vector<PrefixKey>(path.begin(), path.end())]() -> IoQueue::Finish {
+        const absl::Status confirmed =
+            IsAbandoned(ticket) ? Cancelled("nobody waits")
+                                : objects_->Confirm(path[static_cast<size_t>(in_bucket - 1)]);
+        return [this, ticket, path, confirmed] { SuspendNow(ticket, path, confirmed); };
+      });
+}
+
+void StateTier::SuspendNow(uint64_t ticket, std::span<const PrefixKey> path,
+                           const absl::Status& confirmed) {
+  if (IsAbandoned(ticket)) return Answer(Done(ticket, Cancelled("nobody waits")));
+  // Gone, it is in the index no more.
+  if (!confirmed.ok() && !absl::IsNotFound(confirmed) && disk_ == nullptr) {
+    return Answer(Done(ticket, confirmed));
+  }
   const int64_t memory = cache_->Find(path).snapshot.value();
   // Other threads change what the tiers have: they are asked once.
   const int64_t on_disk = disk_ == nullptr ? 0 : disk_->Find(path).snapshot.value();
@@ -56,7 +89,10 @@ void StateTier::Suspend(uint64_t ticket, std::span<const PrefixKey> path) {
       finish(sent, std::max(written, bytes), StoreTier::kObjects);
     });
   };
-  const bool in_disk = on_disk == blocks, in_objects = in_bucket == blocks;
+  // Where the bucket does not answer the disk has to have it.
+  const bool asked = confirmed.ok() || absl::IsNotFound(confirmed);
+  const bool elsewhere = memory == blocks || on_disk == blocks;
+  const bool in_disk = on_disk == blocks, in_objects = in_bucket == blocks && (asked || !elsewhere);
   const auto to_objects = [this, to, finish] {
     Write(to, StoreTier::kObjects, /*urgent=*/true,
           [finish](const absl::Status& status, int64_t bytes) {
@@ -91,6 +127,7 @@ void StateTier::Load(uint64_t ticket, std::span<const PrefixKey> path) {
 }
 
 void StateTier::Resume(Resuming r) {
+  if (IsAbandoned(r.ticket)) return Answer(Done(r.ticket, Cancelled("nobody waits")));
   const int64_t memory = cache_->Find(r.path).snapshot.value();
   const Deepest below = FindBelow(r.path, r.skip);
   const int64_t blocks = below.match.snapshot.value();
@@ -100,7 +137,7 @@ void StateTier::Resume(Resuming r) {
     r.looked = true;
     object_queue_->PushUrgent(0, [this, r = std::move(r)]() -> IoQueue::Finish {
       const size_t most = std::min(r.path.size(), kLookedAt);
-      for (size_t back = 0; back < most; ++back) {
+      for (size_t back = 0; back < most && !IsAbandoned(r.ticket); ++back) {
         const absl::Status status = objects_->Look(r.path[r.path.size() - 1 - back]);
         if (!absl::IsNotFound(status)) break;
       }
@@ -121,7 +158,7 @@ void StateTier::Resume(Resuming r) {
     }
     Resume(std::move(next));
   };
-  const auto load = BeginRead(r.path, below.tier, below.match, ended);
+  const auto load = BeginRead(r.path, below.tier, below.match, /*counted=*/false, ended);
   if (!load.ok()) return Answer(Done(r.ticket, load.status()));
   resuming_.push_back(*load);
 }

@@ -27,11 +27,13 @@ class ScriptedStore final : public SessionStore {
     records[name] = std::move(content);
   }
   void GetRecord(uint64_t ticket, const std::string&) override { asked.push_back({ticket, "get"}); }
+  void Abandon(uint64_t ticket) override { abandoned.push_back(ticket); }
   std::vector<SessionStoreDone> TakeDone() override { return std::exchange(done, {}); }
 
   std::vector<std::pair<uint64_t, std::string>> asked;
   std::map<std::string, std::string> records;
   std::vector<SessionStoreDone> done;
+  std::vector<uint64_t> abandoned;
 };
 
 class SessionDeskTest : public ::testing::Test {
@@ -233,6 +235,35 @@ TEST_F(SessionDeskTest, DeadlinesLostLinksAndBounds) {
   SessionDesk none(nullptr, &links);
   none.OnCommand(1, SuspendCommand(1, 2), now);
   EXPECT_THAT(Replies()[0].message(), HasSubstr("--store-dir"));
+}
+
+// What a slow store was asked for lies there after its deadline: it counts until the store is done with it.
+TEST_F(SessionDeskTest, WhatNobodyWaitsForIsBoundedToo) {
+  mesh::SessionCommand read = Command(1);
+  read.mutable_read();
+  read.set_deadline_unix_ns(static_cast<uint64_t>(absl::ToUnixNanos(now + absl::Seconds(1))));
+  for (size_t i = 0; i < SessionDesk::kCommandsMax; ++i) desk.OnCommand(1, read, now);
+  const auto asked = std::exchange(store.asked, {});
+  ASSERT_EQ(asked.size(), SessionDesk::kCommandsMax);
+  now += absl::Seconds(2);
+  desk.Step(now);
+  EXPECT_EQ(Replies().size(), SessionDesk::kCommandsMax);
+  EXPECT_EQ(store.abandoned.size(), SessionDesk::kCommandsMax);
+  desk.OnCommand(1, SuspendCommand(2, 20), now);
+  auto replies = Replies();
+  ASSERT_EQ(replies.size(), 1u);
+  EXPECT_EQ(replies[0].code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+  EXPECT_TRUE(store.asked.empty());
+  EXPECT_TRUE(Done({.ticket = asked[3].first,
+                    .status = absl::CancelledError("nobody waits"),
+                    .blocks = 0,
+                    .bytes = 0,
+                    .tier = "",
+                    .content = ""})
+                  .empty());
+  desk.OnCommand(1, SuspendCommand(3, 20), now);
+  EXPECT_TRUE(Replies().empty());
+  EXPECT_EQ(store.asked.size(), 1u);
 }
 
 }  // namespace

@@ -21,7 +21,8 @@ struct MemoryBucket {
   bool down = false;
   absl::Status as = Unavailable("answer 503");  // what calls get then
   int64_t calls = 0;
-  std::function<void()> before_put_if;  // once: what another worker does just then
+  std::function<void()> before_put_if;           // once: what another worker does just then
+  std::function<void()> before_put, after_list;  // the same
   int64_t object_bytes_max = int64_t{1} << 40;
   absl::Duration opening;  // how long Open takes
 };
@@ -36,6 +37,7 @@ class MemoryObjects final : public ObjectStore {
     if (body.size() > bucket_->object_bytes_max) {
       return ResourceExhausted("put %s: %d bytes", name, body.size());
     }
+    if (bucket_->before_put) std::exchange(bucket_->before_put, nullptr)();
     std::string bytes(static_cast<size_t>(body.size()), 0);
     RETURN_IF_ERROR(body.ReadOne(0, std::as_writable_bytes(std::span(bytes))));
     bucket_->objects[name] = std::move(bytes);
@@ -75,6 +77,7 @@ class MemoryObjects final : public ObjectStore {
         out.push_back({name, static_cast<int64_t>(bytes.size()), absl::FromUnixSeconds(1)});
       }
     }
+    if (bucket_->after_list) std::exchange(bucket_->after_list, nullptr)();
     return out;
   }
   absl::Status Remove(const std::string& name) override {

@@ -501,6 +501,8 @@ TEST_F(StateTierFaultsTest, ABucketThatIsLateIsNotWaitedForAgain) {
   EXPECT_EQ(t->tier->Load(path, kTokensPerSecond, absl::Now()), nullptr);
   EXPECT_EQ(t->Metric("store_loads_total", "slower"), 1);
   wait_until([&] { return t->tier->idle(); });
+  EXPECT_EQ(t->Metric("store_loads_total", "cancelled") + t->Metric("store_loads_total", "hit"), 0)
+      << "it was late, and ended once";
   EXPECT_EQ(t->tier->Load(path, kTokensPerSecond, absl::Now()), nullptr);
   EXPECT_EQ(t->Metric("store_loads_total", "slower"), 2);
   EXPECT_TRUE(t->tier->idle());

@@ -66,7 +66,7 @@ class TieredEngine {
   }
   static SequenceSpec Watched(std::vector<TokenId> prompt, int64_t max_tokens) {
     SequenceSpec spec = GreedySpec(std::move(prompt), max_tokens);
-    spec.sampling.logprobs = 3;
+    spec.sampling.logprobs = kLogprobsMax;
     return spec;
   }
 
