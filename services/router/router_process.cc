@@ -21,6 +21,7 @@
 #include "services/router/openai_http.h"
 #include "services/router/operations_service.h"
 #include "services/router/router_server.h"
+#include "services/router/span_exporter.h"
 
 namespace deltamesh {
 namespace {
@@ -70,6 +71,11 @@ class RouterProcess {
     metrics_ = std::make_unique<Metrics>(MetricLabels{{"role", "router"}});
     router_ = std::make_unique<RouterServer>(RouterServerOptions{.core = flags_.core}, &clock_,
                                              metrics_.get());
+    SpanExporterOptions spans;
+    spans.endpoint = flags_.trace_endpoint;
+    spans.router = flags_.core.name;
+    spans_ = std::make_unique<SpanExporter>(std::move(spans), metrics_.get());
+    router_->OnConcluded([this](const Decision& decision) { spans_->Add(decision); });
     pool_ = std::make_unique<EncodePool>(flags_.encode);  // given to those below, gone before them
     links_ = std::make_unique<LinkServer>(LinkOptions{}, LinkEventsOf(router_.get()));
     operations_ = std::make_unique<OperationsService>(router_.get());
@@ -184,6 +190,12 @@ class RouterProcess {
         {"http_read_max", absl::FormatDuration(flags_.http_options.read_max)},
         {"http_write_max", absl::FormatDuration(flags_.http_options.write_max)},
         {"http_idle_max", absl::FormatDuration(flags_.http_options.idle_max)}};
+    const SpanExporterOptions spans;
+    lines.insert(lines.end(), {{"trace_endpoint",
+                                flags_.trace_endpoint.empty() ? "none" : flags_.trace_endpoint},
+                               {"spans_queue_max", std::to_string(spans.queue_max)},
+                               {"spans_batch_max", std::to_string(spans.batch_max)},
+                               {"spans_call_max", absl::FormatDuration(spans.call_max)}});
     for (auto& line : flags_.core.Describe()) lines.push_back(std::move(line));
     PrintConfiguration("deltamesh router", lines);
   }
@@ -194,6 +206,7 @@ class RouterProcess {
   std::atomic<bool> draining_ = false;
   std::unique_ptr<const Front> front_;
   std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<SpanExporter> spans_;  // the router's thread adds to it
   std::unique_ptr<RouterServer> router_;
   std::unique_ptr<LinkServer> links_;
   std::unique_ptr<OperationsService> operations_;
@@ -222,6 +235,13 @@ absl::Status Run(RouterFlags flags, const SignalWaiter& signals) {
   RETURN_IF_ERROR(CheckListen("--listen", flags.listen));
   RETURN_IF_ERROR(CheckListen("--http", flags.http));
   RETURN_IF_ERROR(CheckFileToWrite("--ports-file", flags.ports_file));
+  if (!flags.trace_endpoint.empty()) {
+    ASSIGN_OR_RETURN(const auto at, ParseHostPort("--trace-endpoint", flags.trace_endpoint));
+    if (at.second == 0) {
+      return InvalidArgument("--trace-endpoint: \"%s\" has port 0; name the collector's",
+                             flags.trace_endpoint);
+    }
+  }
   flags.front.model = flags.model;
   const auto disaggregation = DisaggregationNamed(flags.disaggregate);
   if (!disaggregation) {
@@ -317,6 +337,9 @@ void AddRouterFlags(CLI::App* app, RouterFlags* f) {
         kThreadsMax);
   count("--encode-queue", f->encode.queue_max, "inputs",
         "large inputs that wait for these threads");
+  app->add_option("--trace-endpoint", f->trace_endpoint,
+                  "OpenTelemetry collector (OTLP over gRPC, host:port) that is sent a span of each "
+                  "request whose client records its trace (default: none)");
   seconds("--drain-seconds", f->drain_seconds, "longest wait for running answers after SIGTERM", 0);
   app->add_option("--ports-file", f->ports_file, "write the chosen ports here (default: nowhere)");
   app->add_option("--parent", f->parent, "end when this process dies")->group("");

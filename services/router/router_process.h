@@ -34,6 +34,7 @@ struct RouterFlags {
   double lease_seconds = 3;
   int64_t session_mib = 256;
   double store_forget_minutes = absl::ToDoubleMinutes(RouterOptions().store_forget);
+  std::string trace_endpoint;  // see SpanExporter; empty: spans go nowhere
   std::string ports_file;
   int64_t parent = 0;
   std::string log_level = "info";

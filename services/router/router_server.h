@@ -56,6 +56,8 @@ class RouterServer {
   RouterServer(const RouterServer&) = delete;
   RouterServer& operator=(const RouterServer&) = delete;
 
+  // As RouterCore's, on the router's thread. Before Start.
+  void OnConcluded(RouterCore::Concluded concluded) { core_.OnConcluded(std::move(concluded)); }
   // Starts the thread, which waits in `waiter`, if there is one. Once.
   void Start(LinkOutput links, RouterWaiter waiter = {});
   // Ends every request with UNAVAILABLE and the thread. Idempotent; later calls are refused.

@@ -49,10 +49,13 @@ EXCEPTIONS = {
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 
+PROTOCOLS = ("deltamesh", "health", "otlp")  # folders of generated headers
+OURS = ("kernels", "runtime", "services", "tests", *PROTOCOLS)
+
 
 def folder_of(path):
     parts = path.split("/")
-    if parts[0] in ("deltamesh", "health"):
+    if parts[0] in PROTOCOLS:
         return "proto-grpc" if path.endswith(".grpc.pb.h") else "proto"
     return "/".join(parts[:2])
 
@@ -72,7 +75,7 @@ def check_file(path, text):
         return [f"{path}: folder {source} is not in the table of {os.path.basename(__file__)}"]
     bad = []
     for header in INCLUDE.findall(text):
-        if header.split("/")[0] not in ("kernels", "runtime", "services", "tests", "deltamesh", "health"):
+        if header.split("/")[0] not in OURS:
             continue
         target = folder_of(header)
         if not allowed(source, target, header, path):
