@@ -12,11 +12,12 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/sampling/sampler.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace deltamesh::testing {
 
-// Tokens, end and the bits of every log-probability.
+// Tokens, end and the bits of every log-probability, each of which has the sum over all logits in it.
 inline bool SameBits(const Result& a, const Result& b) {
   const auto same = [](float x, float y) {
     return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y);
@@ -30,8 +31,8 @@ inline bool SameBits(const Result& a, const Result& b) {
                     });
 }
 
-// Starts a prompt on the engine under test with three log-probabilities beside each token's, and sees that
-// `restored` of its positions were not computed.
+// Starts a prompt on the engine under test with kLogprobsMax log-probabilities beside each token's, and sees
+// that `restored` of its positions were not computed.
 using StartPrompt = std::function<SequenceId(const std::vector<TokenId>& prompt, int64_t max_tokens,
                                              int64_t restored)>;
 
@@ -43,7 +44,7 @@ inline void ExpectEveryTailInCompany(const std::string& family, EngineUnderTest&
   EngineUnderTest cold(family);
   const auto alone = [&](const std::vector<TokenId>& prompt, int64_t max_tokens) {
     SequenceSpec spec = GreedySpec(prompt, max_tokens);
-    spec.sampling.logprobs = 3;
+    spec.sampling.logprobs = kLogprobsMax;
     const SequenceId id = cold.Add(std::move(spec));
     cold.RunAll();
     EXPECT_FALSE(cold.results[id].logprobs.empty());

@@ -33,7 +33,7 @@ std::vector<PrefixKey> ReachablePath(const std::vector<TokenId>& prompt) {
 
 SequenceSpec Watched(std::vector<TokenId> prompt, int64_t max_tokens = 6) {
   SequenceSpec spec = GreedySpec(std::move(prompt), max_tokens);
-  spec.sampling.logprobs = 3;
+  spec.sampling.logprobs = kLogprobsMax;
   return spec;
 }
 

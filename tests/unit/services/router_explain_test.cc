@@ -166,6 +166,33 @@ TEST_F(ExplainTest, APlacementAndWhatBecameOfIt) {
   EXPECT_EQ(d.code, absl::StatusCode::kOk);
 }
 
+// A worker that has a lot to tell keeps nobody waiting, and is credited with nothing until it has told all.
+TEST_F(ExplainTest, RequestsArePlacedWhileAWorkerTellsWhatItHas) {
+  PrefixChain chain(PrefixModel("d1", 1), "");
+  chain.Append(Make("", 300).prompt);
+  mesh::WorkerMessage told;
+  for (size_t i = 0; i < 3; ++i) {
+    told.mutable_prefixes()->add_keys(chain.keys()[i].index());
+    told.mutable_prefixes()->mutable_changes()->push_back(mesh::PrefixChanges::LATENTS_ADDED);
+  }
+  told.mutable_prefixes()->add_keys(chain.keys()[2].index());
+  told.mutable_prefixes()->mutable_changes()->push_back(mesh::PrefixChanges::SNAPSHOT_ADDED);
+  Send(kDecode, told);
+  EXPECT_EQ(core->gauges().prefix_unknown, 1);
+  EXPECT_TRUE(core->Ready().ok());
+  ASSERT_TRUE(Submit("early", 300).ok());
+  EXPECT_EQ(Last().placements, 1);
+  EXPECT_EQ(Last().latent_tokens, 0);
+  EXPECT_EQ(Last().snapshot_tokens, 0);
+  told.mutable_prefixes()->Clear();
+  told.mutable_prefixes()->set_sequence(1);
+  told.mutable_prefixes()->set_complete(true);
+  Send(kDecode, told);
+  EXPECT_EQ(core->gauges().prefix_unknown, 0);
+  ASSERT_TRUE(Submit("late", 300).ok());
+  EXPECT_EQ(Last().snapshot_tokens, 192);
+}
+
 TEST_F(ExplainTest, TheTwoFactsOfWhatIsHeldAndTheChoiceToAppend) {
   mesh::WorkerMessage told;
   told.mutable_prefixes()->set_complete(true);
