@@ -19,7 +19,7 @@ struct Length {
   int right;   // the answers are the same bits everywhere
   int unsaid;  // right ones to the questions that the text does not answer
 };
-constexpr Length kLengths[] = {{512, 78, 17}, {2048, 69, 15}, {8192, 66, 10}, {32768, 27, 0}};
+constexpr Length kLengths[] = {{512, 79, 18}, {2048, 69, 14}, {8192, 72, 18}, {32768, 33, 4}};
 constexpr int64_t kAnswerTokensMax = 48;
 
 std::string Reader() { return std::string(DELTAMESH_SOURCE_DIR) + "/models/reader"; }

@@ -34,6 +34,7 @@ TOKENS_PER_STEP = 4096  # more where one sequence is longer
 MUON_RATE, ADAM_RATE, DECAY = 5e-3, 3e-3, 0.1  # peak learning rates; weight decay of matrices
 WARM_UP = 100  # steps
 SETTLING = 64  # batches of the last stage that fix the published router bias when the training is over
+ROUNDS = 3  # of that: what a layer's bias changes is what later layers see
 MERGES = 768
 QUIET_SHARE = 0.2  # of the tokens that the model only reads: they count in the loss
 CAPACITY = 2.0  # slots per expert, over its fair share

@@ -147,13 +147,17 @@ class Trainer:
         }
 
     @torch.no_grad()
-    def settle(self, stage, batches=recipe.SETTLING):
+    def settle(self, stage, batches=recipe.SETTLING, rounds=recipe.ROUNDS):
         """The router bias that gives every expert its share of texts that were not trained on: a step's few
         texts are too alike for that."""
-        rng, scores = random.Random("settle.%d" % self.seed), {}
+        for texts in ["settle.%d" % self.seed] + ["settle.%d.%d" % (self.seed, n) for n in range(1, rounds)]:
+            self._settle(stage, batches, texts)
+
+    def _settle(self, stage, batches, texts):
+        rng, scores = random.Random(texts), {}
         for number in range(batches):
             length, rows = recipe.shape(rng, stage, self.per_step)
-            ids = torch.tensor(data.batch(self.tokenizer, "settle.%d" % self.seed, number, rows, length)[0])
+            ids = torch.tensor(data.batch(self.tokenizer, texts, number, rows, length)[0])
             real = (ids != self.tokenizer.pad).view(-1)
             _, seen = self.model(
                 ids,
