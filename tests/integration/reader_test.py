@@ -160,6 +160,7 @@ class ReaderTest(unittest.TestCase):
                     under_way = [pool.submit(self.ask, q, off=True) for q in self.questions]
                     under_way[0].result()
                     self.mesh["prefill-0"].restart()
+                    self.assertFalse(all(f.done() for f in under_way), "nothing was under way")
                     self.mesh["prefill-0"].wait_ready()
                     self.check([f.result() for f in under_way])
 
