@@ -7,6 +7,7 @@
 #include <atomic>
 #include <csignal>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "CLI/CLI.hpp"
@@ -14,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "deltamesh/v1/inference.grpc.pb.h"
 #include "runtime/base/status.h"
+#include "runtime/text/utf8.h"
 #include "services/cli/chat_session.h"
 
 namespace deltamesh {
@@ -217,6 +219,11 @@ class Chat {
 
   // One message and its answer. False when the answer failed; the message is forgotten then.
   bool Ask(const std::string& text) {
+    if (const std::optional<size_t> bad = FirstInvalidUtf8(text)) {  // it could not even be sent
+      out_ << absl::StrFormat("(failed: byte %d of the message is not UTF-8; type it anew)\n", *bad)
+           << std::flush;
+      return false;
+    }
     Say("user", text);
     grpc::ClientContext context;
     running_.Set(&context);

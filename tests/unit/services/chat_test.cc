@@ -144,6 +144,15 @@ TEST_F(ChatTest, ASessionSendsOnlyWhatIsNewAndGoesOnLater) {
   EXPECT_EQ(second[3].prompt_size(), second[0].prompt_size());
 }
 
+TEST_F(ChatTest, AMessageThatIsNotUtf8IsRefusedByName) {
+  Start();
+  Type("ab\xff\nHi\n");
+  close(fds[1]);
+  EXPECT_EQ(Run(), 1);
+  EXPECT_THAT(out.str(), HasSubstr("(failed: byte 2 of the message is not UTF-8"));
+  EXPECT_EQ(mesh.started().size(), 1u);
+}
+
 // The router still has the old conversation when the first message of the new one fails.
 TEST_F(ChatTest, AResetHoldsWhenTheNextMessageFails) {
   options.session = "trip";
