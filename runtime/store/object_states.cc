@@ -190,10 +190,6 @@ absl::Status ObjectStates::PutObject(const StoredState& state, ByteReader& bytes
     room = bytes.size();
     return store_->Put(ObjectNameOf(state), bytes, cancelled);
   };
-  {
-    absl::MutexLock lock(&mu_);
-    if (state.from > 0) parent_of_put_ = {state.parent};
-  }
   const absl::Status status = put();
   absl::MutexLock lock(&mu_);
   parent_of_put_.clear();
@@ -250,6 +246,7 @@ absl::Status ObjectStates::PutFile(const StoredState& file, ByteReader& bytes,
       state.parent = part.file;
       if (part.begin < file.from) break;
     }
+    parent_of_put_ = {state.parent};
   }
   state.bytes = bytes.size();
   state.used = clock_->Now();

@@ -120,9 +120,10 @@ class ObjectStates {
   absl::flat_hash_map<std::string, Record> records_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, Group> groups_ ABSL_GUARDED_BY(mu_);  // of them
   int64_t record_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  int64_t being_put_ ABSL_GUARDED_BY(mu_) =
-      0;  // bytes for which there is room, and which are not there
-  std::vector<PrefixKey> parent_of_put_ ABSL_GUARDED_BY(mu_);  // must stay until its child is there
+  // Bytes for which room was made and which are not there yet.
+  int64_t being_put_ ABSL_GUARDED_BY(mu_) = 0;
+  // Must stay until its child is there: set by who finds it, PutObject ends that.
+  std::vector<PrefixKey> parent_of_put_ ABSL_GUARDED_BY(mu_);
   // While a listing is made: the records put since it began, which it may lack.
   std::optional<std::vector<ObjectInfo>> put_meanwhile_ ABSL_GUARDED_BY(mu_);
   StoreStats stats_ ABSL_GUARDED_BY(mu_);

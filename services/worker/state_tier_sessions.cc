@@ -56,10 +56,8 @@ void StateTier::Suspend(uint64_t ticket, std::span<const PrefixKey> path) {
 void StateTier::SuspendNow(uint64_t ticket, std::span<const PrefixKey> path,
                            const absl::Status& confirmed) {
   if (IsAbandoned(ticket)) return Answer(Done(ticket, Cancelled("nobody waits")));
-  // Gone, it is in the index no more.
-  if (!confirmed.ok() && !absl::IsNotFound(confirmed) && disk_ == nullptr) {
-    return Answer(Done(ticket, confirmed));
-  }
+  const bool asked = confirmed.ok() || absl::IsNotFound(confirmed);  // gone, the index lacks it
+  if (!asked && disk_ == nullptr) return Answer(Done(ticket, confirmed));
   const int64_t memory = cache_->Find(path).snapshot.value();
   // Other threads change what the tiers have: they are asked once.
   const int64_t on_disk = disk_ == nullptr ? 0 : disk_->Find(path).snapshot.value();
@@ -90,7 +88,6 @@ void StateTier::SuspendNow(uint64_t ticket, std::span<const PrefixKey> path,
     });
   };
   // Where the bucket does not answer the disk has to have it.
-  const bool asked = confirmed.ok() || absl::IsNotFound(confirmed);
   const bool elsewhere = memory == blocks || on_disk == blocks;
   const bool in_disk = on_disk == blocks, in_objects = in_bucket == blocks && (asked || !elsewhere);
   const auto to_objects = [this, to, finish] {
