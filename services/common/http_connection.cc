@@ -244,13 +244,14 @@ net::awaitable<bool> Connection::ReadRequest(Parser* parser) {
 net::awaitable<int> Connection::ReadBody(Parser* parser, Error* error) {
   ArrivedBytes arrived(shared_.get());
   // What a trailer says is not the header's: proxies look at that alone.
-  const http::header<true, http::fields> header = parser->get().base();
+  std::optional<http::header<true, http::fields>> header;
+  if (parser->chunked()) header = parser->get().base();
   while (!*error && !parser->is_done()) {
     auto [read_error, bytes] = co_await http::async_read_some(socket_, buffer_, *parser, kAwait);
     *error = read_error;
     if (!arrived.Grow(parser->get().body().size())) co_return 503;
   }
-  if (parser->chunked()) parser->get().base() = header;
+  if (header) parser->get().base() = *std::move(header);
   co_return 0;
 }
 
