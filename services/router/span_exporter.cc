@@ -16,9 +16,7 @@ namespace {
 
 constexpr char kName[] = "deltamesh_spans_total";
 constexpr char kHelp[] =
-    "Spans of requests whose clients record them: taken by the collector, dropped since too many "
-    "waited, "
-    "not taken.";
+    "Spans of requests whose clients record them, by what became of them at the collector.";
 
 // As OTLP has it, what may go well the next time.
 bool WorthARetry(const absl::Status& status) {
@@ -81,20 +79,20 @@ void SpanExporter::Loop() {
     if (batch.empty()) return;
     if (last) give_up = std::min(give_up, absl::Now() + options_.call_max);
     int64_t rejected = 0;
-    const absl::Status sent = Send(batch, last, give_up, &rejected);
-    Count(batch.size(), sent, rejected);
+    const size_t count = batch.size();
+    const absl::Status sent = Send(std::move(batch), last, give_up, &rejected);
+    Count(count, sent, rejected);
   }
 }
 
-absl::Status SpanExporter::Send(const Spans& spans, bool last, absl::Time give_up,
-                                int64_t* rejected) {
+absl::Status SpanExporter::Send(Spans spans, bool last, absl::Time give_up, int64_t* rejected) {
   otlp::ExportTraceServiceRequest request;
   otlp::ResourceSpans* of = request.add_resource_spans();
   AddText(of->mutable_resource()->mutable_attributes(), "service.name", "deltamesh-router");
   AddText(of->mutable_resource()->mutable_attributes(), "service.instance.id", options_.router);
   otlp::ScopeSpans* scope = of->add_scope_spans();
   scope->mutable_scope()->set_name("deltamesh");
-  scope->mutable_spans()->Add(spans.begin(), spans.end());
+  for (otlp::Span& span : spans) *scope->add_spans() = std::move(span);
   absl::Status status;
   absl::Duration pause = options_.retry_after;
   for (int tries = 1;; ++tries, pause *= 2) {

@@ -24,12 +24,11 @@
 namespace deltamesh {
 
 struct SpanExporterOptions {
-  std::string endpoint;     // host:port of OTLP over gRPC, no TLS; empty: nowhere
-  std::string router;       // service.instance.id
-  size_t queue_max = 4096;  // spans that wait
-  size_t batch_max = 256;   // of one call
-  absl::Duration fill =
-      absl::Seconds(1);  // a batch waits for more spans, if it is not full, at most
+  std::string endpoint;                    // host:port of OTLP over gRPC, no TLS; empty: nowhere
+  std::string router;                      // service.instance.id
+  size_t queue_max = 4096;                 // spans that wait
+  size_t batch_max = 256;                  // of one call
+  absl::Duration fill = absl::Seconds(1);  // longest wait of a batch that is not full
   absl::Duration call_max = absl::Seconds(2);     // of one try
   absl::Duration retry_after = absl::Seconds(1);  // doubled for the next try
 };
@@ -58,7 +57,7 @@ class SpanExporter {
   bool Any() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_ || !waiting_.empty(); }
   bool Stopping() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_; }
   // Tries until it is taken; `last`: once. How many spans the collector refused is told in `rejected`.
-  absl::Status Send(const Spans& spans, bool last, absl::Time give_up, int64_t* rejected);
+  absl::Status Send(Spans spans, bool last, absl::Time give_up, int64_t* rejected);
   void Count(size_t spans, const absl::Status& sent, int64_t rejected);
 
   const SpanExporterOptions options_;
