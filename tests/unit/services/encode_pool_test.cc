@@ -7,6 +7,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "tests/unit/services/busy_thread.h"
 
 namespace deltamesh {
 namespace {
@@ -35,18 +36,12 @@ TEST(EncodePoolTest, WhatIsAsideGoesLast) {
   std::string order;
   {
     EncodePool pool({.threads = 1, .queue_max = 2, .aside_max = 2});
-    absl::Notification begun, release;
-    ASSERT_TRUE(pool.Post([&] {
-                      begun.Notify();
-                      release.WaitForNotification();
-                    })
-                    .ok());
-    begun.WaitForNotification();
+    BusyThread busy(&pool);
     EXPECT_TRUE(pool.PostAside([&] { order += 'a'; }).ok());
     EXPECT_TRUE(pool.Post([&] { order += 'p'; }).ok());
     EXPECT_TRUE(pool.Post([&] { order += 'q'; }).ok());
     EXPECT_TRUE(absl::IsResourceExhausted(pool.Post([] {})));
-    release.Notify();
+    busy.Release();
   }
   EXPECT_EQ(order, "pqa");
 }
@@ -57,17 +52,11 @@ TEST(EncodePoolTest, WhatIsAsideHasItsTurnAmongOthers) {
   std::string order;
   {
     EncodePool pool({.threads = 1, .queue_max = kOthers, .aside_max = 2});
-    absl::Notification begun, release;
-    ASSERT_TRUE(pool.Post([&] {
-                      begun.Notify();
-                      release.WaitForNotification();
-                    })
-                    .ok());
-    begun.WaitForNotification();
+    BusyThread busy(&pool);
     EXPECT_TRUE(pool.PostAside([&] { order += 'a'; }).ok());
     EXPECT_TRUE(pool.PostAside([&] { order += 'b'; }).ok());
     for (int i = 0; i < kOthers; ++i) EXPECT_TRUE(pool.Post([&] { order += 'p'; }).ok());
-    release.Notify();
+    busy.Release();
   }
   EXPECT_EQ(order, std::string(EncodePool::kPassedOverMax, 'p') + "apppb");
 }

@@ -1,5 +1,5 @@
 // What the OpenAI endpoints answer.
-#include "absl/synchronization/notification.h"
+#include "tests/unit/services/busy_thread.h"
 #include "tests/unit/services/openai_fixture.h"
 
 namespace deltamesh {
@@ -472,21 +472,14 @@ TEST_F(OpenAiHttpTest, PartsThatDoNotFitAreNotTheClientsFault) {
 // A client that left while its request waited for a thread is not worked for.
 TEST_F(OpenAiHttpTest, NobodyComputesForAClientThatLeftTheQueue) {
   Start();
-  absl::Notification busy, release;
-  ASSERT_TRUE(mesh->pool
-                  .Post([&] {
-                    busy.Notify();
-                    release.WaitForNotification();
-                  })
-                  .ok());
-  busy.WaitForNotification();
+  BusyThread busy(&mesh->pool);
   RawHttp client(server->port());
   client.Send(RawHttp::Post("/v1/completions",
                             R"({"prompt": "Hi", "pad": ")" + std::string(1 << 20, 'x') + "\"}"));
   ASSERT_TRUE(FakeMesh::Await([&] { return mesh->pool.queued() == 1; }));
   client.Reset();
   absl::SleepFor(absl::Milliseconds(300));  // until the server has heard of it
-  release.Notify();
+  busy.Release();
   ASSERT_TRUE(FakeMesh::Await([&] { return mesh->pool.queued() == 0; }));
   EXPECT_EQ(Chat().status, 200);
   EXPECT_EQ(mesh->started().size(), 1u);
@@ -495,14 +488,7 @@ TEST_F(OpenAiHttpTest, NobodyComputesForAClientThatLeftTheQueue) {
 // While every thread of the pool is busy the port answers all that is small.
 TEST_F(OpenAiHttpTest, LargeInputsDoNotHoldUpTheRest) {
   Start();
-  absl::Notification busy, release;
-  ASSERT_TRUE(mesh->pool
-                  .Post([&] {
-                    busy.Notify();
-                    release.WaitForNotification();
-                  })
-                  .ok());
-  busy.WaitForNotification();
+  BusyThread busy(&mesh->pool);
   const std::string large = R"({"prompt": "Hi", "pad": ")" + std::string(1 << 20, 'x') + "\"}";
   RawHttp first(server->port()), second(server->port());
   first.Send(RawHttp::Post("/v1/completions", large));
@@ -521,7 +507,7 @@ TEST_F(OpenAiHttpTest, LargeInputsDoNotHoldUpTheRest) {
   }
   EXPECT_LT(absl::Now() - begin, absl::Seconds(1));
   EXPECT_EQ(Chat().status, 200);
-  release.Notify();
+  busy.Release();
   EXPECT_EQ(first.ReadResponse().status, 200);
   EXPECT_EQ(second.ReadResponse().status, 200);
 }

@@ -41,6 +41,16 @@ class FairnessTest : public RouterCoreTest {
   }
   // Their leases are kept and nothing ends: what the router placed there counts as taken.
   void PassBusy(absl::Duration duration) { Pass(duration, {kDecode, kPrefill}); }
+  // Contexts of 2048 and 4096, with one place in the larger.
+  void StartUneven() {
+    Restart(DefaultOptions());
+    Join(kDecode, "d1", mesh::ROLE_DECODE);
+    mesh::WorkerMessage large = TestRegister("d2", mesh::ROLE_DECODE);
+    large.mutable_register_()->mutable_capacity()->set_context_tokens(4096);
+    large.mutable_register_()->mutable_capacity()->set_slabs(1);
+    Open(kDecode2, large);
+    Drain();
+  }
   absl::Status Ask(const std::string& id, const std::string& tenant, int64_t prompt,
                    int64_t max_tokens = 8) {
     ClientRequest r = Make(id, prompt, max_tokens);
@@ -211,13 +221,7 @@ TEST_F(FairnessTest, PrefillWorkersAreFreeOnceWhoHeldThemHasLeft) {
 
 // What only a worker that drains could hold would wait for a place that never comes, and hold back others.
 TEST_F(FairnessTest, NobodyWaitsForAWorkerThatDrains) {
-  Restart(DefaultOptions());
-  Join(kDecode, "d1", mesh::ROLE_DECODE);  // a context of 2048
-  mesh::WorkerMessage large = TestRegister("d2", mesh::ROLE_DECODE);
-  large.mutable_register_()->mutable_capacity()->set_context_tokens(4096);
-  large.mutable_register_()->mutable_capacity()->set_slabs(1);
-  Open(kDecode2, large);
-  Drain();
+  StartUneven();
   ASSERT_TRUE(Ask("runs", "a", 3000).ok());
   ASSERT_TRUE(Ask("waits", "a", 3000).ok());
   EXPECT_THAT(Placed(), ::testing::ElementsAre("runs"));
@@ -239,13 +243,7 @@ TEST_F(FairnessTest, NobodyWaitsForAWorkerThatDrains) {
 
 // Who named no length was given what the largest worker holds; it takes less when that one drains.
 TEST_F(FairnessTest, AnOpenEndedAnswerIsCutToWhatStillFits) {
-  Restart(DefaultOptions());
-  Join(kDecode, "d1", mesh::ROLE_DECODE);  // a context of 2048
-  mesh::WorkerMessage large = TestRegister("d2", mesh::ROLE_DECODE);
-  large.mutable_register_()->mutable_capacity()->set_context_tokens(4096);
-  large.mutable_register_()->mutable_capacity()->set_slabs(1);
-  Open(kDecode2, large);
-  Drain();
+  StartUneven();
   ASSERT_TRUE(Ask("runs", "a", 3000).ok());
   ASSERT_TRUE(Ask("open", "a", 10, 0).ok());
   ASSERT_TRUE(Ask("more", "a", 10, 100'000).ok());
