@@ -76,6 +76,20 @@ def tool_dialogue(tokenizer, rng, length, known):
 
 
 @torch.no_grad()
+def calls_by_declared(model, tokenizer, length=512, count=150):
+    """{tools declared: (right calls, calls)}, of tools that training never said."""
+    rng, by = random.Random("by number"), {}
+    for _ in range(count):
+        messages, tools = calls.calling(rng, True, tokenizer.cost, length - 24, 0.0)
+        ids, mine = tokenizer.render(messages, tools, thinking=False)
+        logits, _ = model(torch.tensor([ids[:-1]]), state={})
+        made = exact(logits, ids, turns_of(mine))[::2]  # then comes what the result is said to be
+        right, asked = by.get(len(tools), (0, 0))
+        by[len(tools)] = (right + sum(made), asked + len(made))
+    return dict(sorted(by.items()))
+
+
+@torch.no_grad()
 def accuracy(model, tokenizer, length, count, seed=1, make=whole, **how):
     """(right, asked) over `count` dialogues."""
     rng = random.Random("%d.%d" % (seed, length))
@@ -178,6 +192,7 @@ def main():
         right, asked = accuracy(model, tokenizer, 512, 2 * a.dialogues, make=tool_dialogue, known=known)
         row = {"tools": names, "turns": asked, "accuracy": round(right / asked, 4)}
         print(json.dumps(row), flush=True)
+    print(json.dumps({"right calls, calls by unseen tools declared": calls_by_declared(model, tokenizer)}))
     for side, held in (("trained", False), ("held out", True)):
         busiest = busiest_experts(model, tokenizer, recipe.STAGES[-1], held=held)
         row = {layer: round(x, 2) for layer, x in busiest.items()}
