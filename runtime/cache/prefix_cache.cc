@@ -69,7 +69,7 @@ absl::StatusOr<std::unique_ptr<SequenceState>> PrefixCache::Restore(std::span<co
   for (int64_t layer = 0; layer < pools_.layout.kda_layers; ++layer) {
     std::copy_n(content.data() + layer * floats, floats, state->slab_layer(layer).s);
   }
-  state->Restore(match.snapshot.value() * kBlockTokens, std::move(latents));
+  state->Place(match.snapshot.value() * kBlockTokens, std::move(latents));
   tree_.Touch(key, now, tenant);
   ++stats_.hits;
   stats_.tokens_restored += static_cast<uint64_t>(match.snapshot.value() * kBlockTokens);

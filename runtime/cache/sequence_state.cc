@@ -95,18 +95,24 @@ absl::Status SequenceState::Reserve(int64_t tokens) {
 }
 
 void SequenceState::Advance(int64_t tokens) {
+  advanced_ = true;
   position_ += tokens;
   CHECK(position_ <= static_cast<int64_t>(blocks_.size()) * kBlockTokens,
         "position %d lies beyond %d reserved blocks", position_, blocks_.size());
 }
 
-void SequenceState::Restore(int64_t position, std::vector<SlotRef> blocks) {
+void SequenceState::Place(int64_t position, std::vector<SlotRef> blocks) {
+  CHECK(!advanced_, "the open tile of a sequence at %d is in use", position_);
   CHECK(position % kBlockTokens == 0, "position %d is not a block boundary", position);
   CHECK(static_cast<int64_t>(blocks.size()) * kBlockTokens >= position, "%d blocks for position %d",
         blocks.size(), position);
   blocks_ = std::move(blocks);
   position_ = position;
+}
+
+void SequenceState::Restore(int64_t position, std::vector<SlotRef> blocks) {
   ResetOpenTile();
+  Place(position, std::move(blocks));
 }
 
 void SequenceState::ResetOpenTile() {
@@ -117,6 +123,7 @@ void SequenceState::ResetOpenTile() {
     std::fill_n(layer.khat, l.khat_floats(), 0.0f);
     std::fill_n(layer.u, l.u_floats(), 0.0f);
   }
+  advanced_ = false;
 }
 
 }  // namespace deltamesh

@@ -255,7 +255,7 @@ void Engine::Impl::AtCuts(const Part& part, std::unique_ptr<SequenceState> copy)
   if (copy != nullptr && s.spec.at_cut != nullptr) {
     const int64_t position = s.state->position() - part.tokens + part.cut;
     const auto blocks = s.state->blocks().begin();
-    copy->Restore(position, {blocks, blocks + position / kBlockTokens});
+    copy->Place(position, {blocks, blocks + position / kBlockTokens});
     s.spec.at_cut(*copy);
   }
   copy.reset();

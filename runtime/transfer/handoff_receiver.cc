@@ -50,7 +50,7 @@ absl::StatusOr<HandoffBuffers> HandoffBuffers::Reserve(const StatePools& pools, 
   buffers.have_blocks_ = static_cast<int64_t>(held.size());
   const int64_t held_tokens = buffers.have_blocks_ * kBlockTokens;
   ASSIGN_OR_RETURN(buffers.state_, SequenceState::CreateUnset(pools));
-  if (held_tokens > 0) buffers.state_->Restore(held_tokens, std::move(held));
+  if (held_tokens > 0) buffers.state_->Place(held_tokens, std::move(held));
   RETURN_IF_ERROR(buffers.state_->Reserve(std::max<int64_t>(0, tokens - held_tokens)));
   return buffers;
 }
@@ -549,7 +549,7 @@ void HandoffReceiver::Impl::FinishIfWhole(const TransferPtr& t, Outcome& out) {
   completed.seconds = t->seconds();
   completed.restored_tokens = t->incoming.restored_tokens();
   completed.state = std::move(t->buffers.state_);
-  completed.state->Restore(t->incoming.plan().position(), completed.state->blocks());
+  completed.state->Place(t->incoming.plan().position(), completed.state->blocks());
   out.events.push_back(std::move(completed));
 
   mesh::Verdict verdict;

@@ -80,6 +80,35 @@ TEST(SequenceState, RestoreKeepsTheSlabAndEmptiesTheTile) {
   EXPECT_EQ(state->block_layer(1, 1), state->blocks()[1].data() + 64 * 7);
 }
 
+// Placing relies on the empty tile that every sequence begins with.
+TEST(SequenceState, OnePlacedWithoutWorkHasAnEmptyTile) {
+  StatePools pools = *StatePools::Create(Tiny(), 1, 3);
+  {
+    auto used = *SequenceState::Create(pools);
+    const SlabLayer layer = used->slab_layer(1);
+    layer.decay[5] = layer.khat[5] = layer.u[5] = 2.5f;
+  }
+  auto state = *SequenceState::CreateUnset(pools);
+  const SlabLayer layer = state->slab_layer(1);
+  layer.s[5] = 1.5f;
+  state->Place(64, {*pools.blocks->Take()});
+  EXPECT_EQ(state->position(), 64);
+  EXPECT_EQ(layer.s[5], 1.5f);
+  EXPECT_EQ(layer.decay[5], 1.0f);
+  EXPECT_EQ(layer.khat[5], 0.0f);
+  EXPECT_EQ(layer.u[5], 0.0f);
+}
+
+TEST(SequenceStateDeathTest, OneThatWasAdvancedIsNotPlaced) {
+  StatePools pools = *StatePools::Create(Tiny(), 1, 3);
+  auto state = *SequenceState::Create(pools);
+  ASSERT_TRUE(state->Reserve(65).ok());
+  state->Advance(65);
+  EXPECT_DEATH(state->Place(64, state->blocks()), "the open tile of a sequence at 65 is in use");
+  state->Restore(64, state->blocks());
+  state->Place(128, state->blocks());
+}
+
 TEST(SequenceStateDeathTest, OnlyBlockBoundariesCanBeRestored) {
   StatePools pools = *StatePools::Create(Tiny(), 1, 3);
   auto state = *SequenceState::Create(pools);
