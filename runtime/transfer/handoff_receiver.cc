@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "runtime/base/crc32c.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 #include "runtime/transfer/incoming_transfer.h"
@@ -406,6 +405,7 @@ absl::StatusOr<PayloadTarget> HandoffReceiver::Impl::OnSegment(const Arrival& ar
         ++t->in_flight;
         Heard(t);
         t->first_segment = std::min(t->first_segment, clock_->Now());
+        if (options_.verify_checksums) target.crc32c = segment.crc32c();
         target.done = [self = shared_from_this(), t, region = segment.region(),
                        offset = segment.offset()](absl::Status status) {
           self->OnLanded(t, region, offset, status);
@@ -420,16 +420,6 @@ absl::StatusOr<PayloadTarget> HandoffReceiver::Impl::OnSegment(const Arrival& ar
 
 void HandoffReceiver::Impl::OnLanded(const TransferPtr& t, uint32_t region, uint64_t offset,
                                      const absl::Status& status) {
-  // The buffers are held back while a payload is in flight, so the checksum needs no lock.
-  std::span<const std::byte> bytes;
-  uint32_t expected = 0;
-  {
-    std::lock_guard lock(mutex_);
-    bytes = t->incoming.SegmentBytes(region, offset);
-    expected = t->incoming.SegmentChecksum(region, offset);
-  }
-  const bool good = status.ok() && (!options_.verify_checksums || Crc32c(bytes) == expected);
-
   Outcome out;
   {
     std::lock_guard lock(mutex_);
@@ -437,13 +427,13 @@ void HandoffReceiver::Impl::OnLanded(const TransferPtr& t, uint32_t region, uint
     if (t->ended) {
       t->deadline = clock_->Now() + options_.drain_grace;  // the peer still writes
       Release(t, out);
+    } else if (absl::IsDataLoss(status)) {
+      Refuse(t, mesh::Verdict::SEGMENT,
+             {mesh::CHECKSUM, absl::StrFormat("%s at %d: %s", t->incoming.RegionName(region),
+                                              offset, MessageOf(status))},
+             out);
     } else if (!status.ok()) {
       Refuse(t, mesh::Verdict::SEGMENT, {mesh::PEER_LOST, MessageOf(status)}, out);
-    } else if (!good) {
-      Refuse(t, mesh::Verdict::SEGMENT,
-             {mesh::CHECKSUM, absl::StrFormat("%s, %d bytes at %d", t->incoming.RegionName(region),
-                                              bytes.size(), offset)},
-             out);
     } else {
       t->incoming.Landed(region, offset);
       t->last_segment = clock_->Now();

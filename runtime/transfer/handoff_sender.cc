@@ -21,7 +21,6 @@ struct Job {
   std::span<const std::byte> bytes;
   uint32_t region = 0;
   uint64_t offset = 0;
-  uint32_t crc = 0;
 };
 
 struct Transfer {
@@ -33,7 +32,9 @@ struct Transfer {
              static_cast<int64_t>(start.landing.have_blocks())),
         key(TransferKeyOf(start.landing)),
         crcs(static_cast<size_t>(plan.size())),
-        given(static_cast<size_t>(plan.size())) {}
+        given(static_cast<size_t>(plan.size())) {
+    *segment.mutable_key() = key;
+  }
 
   const RequestId request_id;
   const uint32_t serial;
@@ -49,8 +50,10 @@ struct Transfer {
   bool accepted = false;  // the receiver took the manifest
   int64_t restored = 0;   // positions; of the seal
   std::deque<Job> jobs;
-  std::vector<uint32_t> crcs;  // by region
-  std::vector<bool> given;     // by region
+  // Of the thread in Pump: what was sent of each region sums up to, and the header it fills.
+  std::vector<uint32_t> crcs;
+  mesh::Segment segment;
+  std::vector<bool> given;  // by region
   int64_t given_count = 0;
   uint64_t bytes = 0;
   int64_t in_flight = 0;  // segments the transport may still read
@@ -96,8 +99,7 @@ class HandoffSender::Impl : public std::enable_shared_from_this<Impl> {
   TransferPtr Find(const RequestId& request_id) const;
   void Accept(Transfer& t, const mesh::Verdict& verdict);
   std::string WhyLate(const Transfer& t, absl::Time now) const;
-  std::vector<Job> Cut(int64_t region, std::span<const float> content, const SlotRef& pin,
-                       uint32_t& crc) const;
+  std::vector<Job> Cut(int64_t region, std::span<const float> content, const SlotRef& pin) const;
   void Give(const TransferPtr& t, int64_t region, std::span<const float> content,
             const SlotRef& pin);
   void SendManifest(const TransferPtr& t);
@@ -244,12 +246,11 @@ void HandoffSender::Impl::SetRestored(const RequestId& request_id, int64_t token
   t->restored = tokens;
 }
 
-// Segments of a region, and the region's checksum.
+// Segments of a region, in order.
 std::vector<Job> HandoffSender::Impl::Cut(int64_t region, std::span<const float> content,
-                                          const SlotRef& pin, uint32_t& crc) const {
+                                          const SlotRef& pin) const {
   const std::span<const std::byte> bytes = std::as_bytes(content);
   std::vector<Job> jobs;
-  crc = 0;
   for (size_t offset = 0; offset < bytes.size();) {
     const size_t length =
         std::min<size_t>(bytes.size() - offset, static_cast<size_t>(options_.segment_bytes_max));
@@ -258,8 +259,6 @@ std::vector<Job> HandoffSender::Impl::Cut(int64_t region, std::span<const float>
     job.bytes = bytes.subspan(offset, length);
     job.region = static_cast<uint32_t>(region);
     job.offset = offset;
-    job.crc = Crc32c(job.bytes);
-    crc = Crc32cCombine(crc, job.crc, length);
     jobs.push_back(std::move(job));
     offset += length;
   }
@@ -268,13 +267,11 @@ std::vector<Job> HandoffSender::Impl::Cut(int64_t region, std::span<const float>
 
 void HandoffSender::Impl::Give(const TransferPtr& t, int64_t region, std::span<const float> content,
                                const SlotRef& pin) {
-  uint32_t crc = 0;
-  std::vector<Job> jobs = Cut(region, content, pin, crc);
+  std::vector<Job> jobs = Cut(region, content, pin);
   std::lock_guard lock(mutex_);
   if (t->ended) return;
   CHECK(!t->given[static_cast<size_t>(region)], "%s was given twice", t->plan.Name(region));
   t->given[static_cast<size_t>(region)] = true;
-  t->crcs[static_cast<size_t>(region)] = crc;
   ++t->given_count;
   for (Job& job : jobs) t->jobs.push_back(std::move(job));
 }
@@ -312,13 +309,16 @@ void HandoffSender::Impl::Pump(const TransferPtr& t) {
   t->pumping = false;
 }
 
+// Sums what it sends just before it is read for sending: earlier, the content would be read from memory twice.
 void HandoffSender::Impl::SendJob(const TransferPtr& t, Job job) {
-  mesh::Segment segment;
-  *segment.mutable_key() = t->key;
+  const uint32_t crc = Crc32c(job.bytes);
+  uint32_t& of_region = t->crcs[job.region];
+  of_region = Crc32cCombine(of_region, crc, job.bytes.size());
+  mesh::Segment& segment = t->segment;
   segment.set_region(job.region);
   segment.set_offset(job.offset);
   segment.set_length(job.bytes.size());
-  segment.set_crc32c(job.crc);
+  segment.set_crc32c(crc);
   transport_->Send(
       t->peer, MessageType::kHandoffSegment, segment.SerializeAsString(), job.bytes,
       [self = shared_from_this(), t, pin = std::move(job.pin)](const absl::Status& status) mutable {

@@ -127,15 +127,6 @@ Refusal IncomingState::TakeSegment(const mesh::Segment& segment, int64_t payload
   return {};
 }
 
-std::span<const std::byte> IncomingState::SegmentBytes(uint32_t region, uint64_t offset) const {
-  const Progress& progress = regions_[region];
-  return progress.memory.subspan(offset, progress.pieces.at(offset).length);
-}
-
-uint32_t IncomingState::SegmentChecksum(uint32_t region, uint64_t offset) const {
-  return regions_[region].pieces.at(offset).crc;
-}
-
 void IncomingState::Landed(uint32_t region, uint64_t offset) {
   const uint64_t length = regions_[region].pieces.at(offset).length;
   regions_[region].landed_bytes += length;

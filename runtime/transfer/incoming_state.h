@@ -39,15 +39,11 @@ class IncomingState {
   // Accepts the manifest when it names the model and exactly the planned regions.
   Refusal TakeManifest(const mesh::Manifest& manifest, const HandoffIdentity& identity);
 
-  // Reserves a segment's range; `where` is where its payload must land.
+  // Reserves a segment's range; `where` is where its payload must land. Only the caller can see that it has
+  // the segment's checksum.
   Refusal TakeSegment(const mesh::Segment& segment, int64_t payload_bytes,
                       std::span<std::byte>& where);
-
-  // A reserved segment: its memory, and the checksum its content must have. Both stay as they are until
-  // Landed. `offset` is the segment's.
-  std::span<const std::byte> SegmentBytes(uint32_t region, uint64_t offset) const;
-  uint32_t SegmentChecksum(uint32_t region, uint64_t offset) const;
-  // The segment is in place and its checksum was right.
+  // The segment at `offset` is in place and its checksum was right.
   void Landed(uint32_t region, uint64_t offset);
 
   Refusal TakeSeal(const mesh::Seal& seal);

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
-#include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -48,10 +48,9 @@ struct Step {
   std::shared_ptr<std::vector<std::byte>>
       copy;  // backs `payload` when it differs from the sender's memory
   bool fail_payload = false;
-  Done sent;           // null for a second delivery
-  PayloadDone landed;  // set: the landing step
-  std::span<std::byte> buffer;
-  std::function<void()> notice;  // set: only this is run
+  Done sent;                            // null for a second delivery
+  std::optional<PayloadTarget> target;  // set: the landing step
+  std::function<void()> notice;         // set: only this is run
 };
 
 }  // namespace
@@ -203,8 +202,7 @@ void InprocNetwork::Impl::Hand(Step step) {
     if (step.sent) step.sent(absl::OkStatus());
     return;
   }
-  step.buffer = target->buffer;
-  step.landed = std::move(target->done);
+  step.target = *std::move(target);
   if (!queued_mode()) {
     std::shared_ptr<Node> to = step.to;
     Land(std::move(step));
@@ -220,27 +218,27 @@ void InprocNetwork::Impl::Hand(Step step) {
       return;
     }
   }
-  step.landed(Unavailable("connection closed"));
+  step.target->done(Unavailable("connection closed"));
   if (step.sent) step.sent(Unavailable("peer %s is gone", step.to->address));
 }
 
 void InprocNetwork::Impl::Land(Step step) {
   if (step.fail_payload) {
-    step.landed(Unavailable("payload failed to arrive"));
+    step.target->done(Unavailable("payload failed to arrive"));
   } else {
-    std::memcpy(step.buffer.data(), step.payload.data(), step.payload.size());
-    {
+    const absl::Status status = LandPayload(*step.target, step.payload);
+    if (status.ok()) {
       std::lock_guard lock(mutex);
       step.to->stats.bytes_received += step.payload.size();
     }
-    step.landed(absl::OkStatus());
+    step.target->done(status);
   }
   if (step.sent) step.sent(absl::OkStatus());
 }
 
 void InprocNetwork::Impl::Execute(Step step) {
   if (step.notice) return step.notice();
-  if (step.landed) return Land(std::move(step));
+  if (step.target) return Land(std::move(step));
   Hand(std::move(step));
 }
 
@@ -263,9 +261,9 @@ void InprocNetwork::Impl::Cut(const std::shared_ptr<Node>& node, PeerId peer,
       continue;
     }
     const bool from_here = step.from == node && step.from_peer == peer;
-    if (step.landed) {
+    if (step.target) {
       calls.push_back(
-          [landed = std::move(step.landed), s = from_here ? there : here] { landed(s); });
+          [done = std::move(step.target->done), s = from_here ? there : here] { done(s); });
     }
     if (step.sent) {
       calls.push_back([sent = std::move(step.sent), s = from_here ? here : there] { sent(s); });

@@ -1,7 +1,9 @@
 #include "runtime/transfer/transport.h"
 
+#include <cstring>
 #include <utility>
 
+#include "runtime/base/crc32c.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 
@@ -14,6 +16,21 @@ absl::StatusOr<PayloadTarget> FittingTarget(PayloadTarget target, int64_t payloa
   LogError("transport.wrong_target", {{"error", MessageOf(status)}});
   if (target.done) target.done(status);
   return status;
+}
+
+absl::Status CheckPayload(const PayloadTarget& target, std::span<const std::byte> payload) {
+  if (!target.crc32c.has_value()) return absl::OkStatus();
+  const uint32_t crc = Crc32c(payload);
+  if (crc == *target.crc32c) return absl::OkStatus();
+  return DataLoss("a payload of %d bytes has the checksum %08x; %08x was announced", payload.size(),
+                  crc, *target.crc32c);
+}
+
+// The checksum first: copying leaves less of the payload in the caches than summing does.
+absl::Status LandPayload(const PayloadTarget& target, std::span<const std::byte> payload) {
+  RETURN_IF_ERROR(CheckPayload(target, payload));
+  std::memcpy(target.buffer.data(), payload.data(), payload.size());
+  return absl::OkStatus();
 }
 
 }  // namespace deltamesh

@@ -96,7 +96,8 @@ absl::Status ApplyUcxDefaults(const UcxTransportOptions& options) {
       {"UCX_NET_DEVICES", devices},  // left to itself an endpoint stripes over all interfaces
       {"UCX_TCP_AF_PRIO", v6 ? "inet6,inet" : ""},
       {"UCX_TCP_TX_SEG_SIZE", "256K"},  // the 8K default costs most of the bandwidth
-      {"UCX_TCP_RX_SEG_SIZE", "256K"},  // not smaller than TX, or no worker can be made
+      {"UCX_TCP_RX_SEG_SIZE",
+       "512K"},                  // a message that does not fit what is left of it is moved first
       {"UCX_TCP_CONN_NB", "y"},  // a connect to a host that is down must not hold up the others
       {"UCX_KEEPALIVE_INTERVAL", "500ms"},
       {"UCX_TCP_KEEPIDLE", "1s"},

@@ -25,10 +25,11 @@ constexpr std::chrono::milliseconds kWatch{20};    // the same while a deadline 
 
 absl::Status UcxTransportImpl::Open() {
   if (options_.peers_max < 1 || options_.sends_max < 1 || options_.rendezvous_bytes < 1 ||
-      options_.spin < 0) {
+      options_.spin < absl::ZeroDuration()) {
     return InvalidArgument(
-        "transport: peers_max %d, sends_max %d, rendezvous_bytes %d must be at least 1, spin %d 0",
-        options_.peers_max, options_.sends_max, options_.rendezvous_bytes, options_.spin);
+        "transport: peers_max %d, sends_max %d, rendezvous_bytes %d must be at least 1, spin %s 0",
+        options_.peers_max, options_.sends_max, options_.rendezvous_bytes,
+        absl::FormatDuration(options_.spin));
   }
   UcxCallbacks callbacks{};
   callbacks.arg = this;
@@ -88,11 +89,12 @@ void UcxTransportImpl::SetHandler(MessageType type, MessageHandler* handler) {
 }
 
 void UcxTransportImpl::Push(Command command) {
+  const bool seen = holder_ == std::this_thread::get_id() && in_round_;
   bool wake;
   {
     std::lock_guard lock(mutex_);
     commands_.push_back(std::move(command));
-    wake = !std::exchange(awake_, true);
+    wake = !seen && !std::exchange(awake_, true);
   }
   if (wake) ucx_->Wake();
 }
@@ -111,7 +113,7 @@ absl::StatusOr<PeerId> UcxTransportImpl::Connect(std::string_view address) {
   Command command;
   command.kind = Command::kConnect;
   command.peer = next_peer_++;
-  command.address = std::move(parsed);
+  command.address = std::make_unique<const UcxAddress>(std::move(parsed));
   const PeerId id = command.peer;
   Push(std::move(command));
   return id;
@@ -206,14 +208,16 @@ void UcxTransportImpl::Nudge() { ucx_->WakeDriver(); }
 // taken marks away.
 bool UcxTransportImpl::Drive(absl::FunctionRef<bool()> enough, Clock::time_point deadline) {
   CHECK(holder_ != std::this_thread::get_id(), "a handler or completion must not drive");
+  ++drivers_wanting_;
   Hold();
+  --drivers_wanting_;
   if (driven_ || closed_) {
     LetGo();
     return false;
   }
   driven_ = true;
   ucx_->ShowEventsToSleep(false);
-  auto spin_end = Clock::now() + absl::ToChronoNanoseconds(options_.drive_spin);
+  auto spin_end = Clock::now() + absl::ToChronoNanoseconds(options_.spin);
   while (!closed_) {
     const bool busy = Round();
     if (enough() || stopping_) break;
@@ -234,7 +238,7 @@ bool UcxTransportImpl::Drive(absl::FunctionRef<bool()> enough, Clock::time_point
   }
   driven_ = false;
   if (!closed_) ucx_->ShowEventsToSleep(true);
-  if (rearm_ || stopping_) WakeOwnThread();
+  if (rearm_ || stopping_ || HasCommands()) WakeOwnThread();
   LetGo();
   return true;
 }
@@ -242,7 +246,8 @@ bool UcxTransportImpl::Drive(absl::FunctionRef<bool()> enough, Clock::time_point
 // ---- the loop -----------------------------------------------------------------------------------
 
 void UcxTransportImpl::Loop() {
-  int idle = 0;
+  const auto spin = absl::ToChronoNanoseconds(options_.spin);
+  Clock::time_point spin_end{};
   for (;;) {
     Hold();
     const bool busy = Round();
@@ -253,41 +258,57 @@ void UcxTransportImpl::Loop() {
       return Nudge();
     }
     WatchStrangers();
-    idle = busy ? 0 : idle + 1;
-    bool sleep = idle > options_.spin;
+    const auto now = Clock::now();
+    if (busy) spin_end = now + spin;
+    bool sleep = !busy && (driven_ || drivers_wanting_ > 0 || now >= spin_end);
     if (sleep && !driven_) {
       rearm_ = !ucx_->Arm();
       sleep = !rearm_;
     }
     LetGo();
     if (busy && driver_sleeps_) Nudge();
-    if (sleep) ucx_->Sleep(static_cast<int>(sleep_time_.load() / std::chrono::milliseconds(1)));
+    if (sleep) {
+      ucx_->Sleep(static_cast<int>(sleep_time_.load() / std::chrono::milliseconds(1)));
+    } else if (!busy) {
+      std::this_thread::yield();
+    }
   }
 }
 
 bool UcxTransportImpl::Round() {
   const ReturnWatch::Call call(watch_);
+  in_round_ = true;
   bool busy = RunCommands();
-  if (stopping_) return busy;
+  if (!stopping_) busy |= Look();
+  in_round_ = false;
+  return busy || HasCommands();
+}
+
+bool UcxTransportImpl::Look() {
   // What came from no connection names endpoints that UCX may free later on.
-  busy |= ucx_->Progress(kProgressPerRound, [this] { return !arrived_.empty(); });
+  bool busy = ucx_->Progress(kProgressPerRound, [this] { return !arrived_.empty(); });
   busy |= Housekeep();
   sleep_time_ = timed_.empty() ? kSleep : kWatch;
   return busy;
 }
 
+bool UcxTransportImpl::HasCommands() {
+  std::lock_guard lock(mutex_);
+  return !commands_.empty();
+}
+
 bool UcxTransportImpl::RunCommands() {
-  std::deque<Command> commands;
+  running_.clear();
   {
     std::lock_guard lock(mutex_);
-    commands.swap(commands_);
+    running_.swap(commands_);
     if (std::exchange(awake_, false)) ucx_->ClearWake();
     stopping_ = stop_;
   }
-  for (Command& command : commands) {
+  for (Command& command : running_) {
     switch (command.kind) {
       case Command::kConnect:
-        if (!stopping_) StartConnect(command.peer, command.address);
+        if (!stopping_) StartConnect(command.peer, *command.address);
         break;
       case Command::kDisconnect:
         if (const auto it = peers_.find(command.peer); it != peers_.end()) {
@@ -304,7 +325,7 @@ bool UcxTransportImpl::RunCommands() {
         break;
     }
   }
-  return !commands.empty();
+  return !running_.empty();
 }
 
 bool UcxTransportImpl::Housekeep() {
@@ -430,30 +451,30 @@ ucs_status_t UcxTransportImpl::OnActiveMessage(const void* header, size_t header
   ++messages_received_;
   NoteLanes(*peer);
   if (length == 0) return UCS_OK;
-  return Receive(peer, *std::move(target), data, length, rendezvous);
+  if (rendezvous) return Receive(peer, *std::move(target), data);
+  Land(*target, LandPayload(*target, {static_cast<const std::byte*>(data), length}));
+  return UCS_OK;
 }
 
-ucs_status_t UcxTransportImpl::Receive(const PeerPtr& peer, PayloadTarget target, void* data,
-                                       size_t length, bool rendezvous) {
-  auto* op = new ReceiveOp;
-  op->transport = this;
-  op->peer = peer;
-  op->bytes = static_cast<int64_t>(length);
-  op->done = std::move(target.done);
+// `status` of a payload that is in place, or of one that did not come.
+void UcxTransportImpl::Land(const PayloadTarget& target, const absl::Status& status) {
+  if (status.ok()) bytes_received_ += target.buffer.size();
+  target.done(status);
+}
+
+// By rendezvous: UCX owns the descriptor `data` from now on.
+ucs_status_t UcxTransportImpl::Receive(const PeerPtr& peer, PayloadTarget target, void* data) {
+  auto* op = new ReceiveOp{.transport = this, .peer = peer, .target = std::move(target)};
   receives_.insert(op);
-  if (!rendezvous) {
-    std::memcpy(target.buffer.data(), data, length);
-    FinishReceive(op, UCS_OK);
-    return UCS_OK;
-  }
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.recv_am = &UcxTransportImpl::OnReceived;
   param.user_data = op;
-  const ucs_status_ptr_t request = ucp_am_recv_data_nbx(ucx_->worker(), data, target.buffer.data(),
-                                                        target.buffer.size(), &param);
+  const std::span<std::byte> buffer = op->target.buffer;
+  const ucs_status_ptr_t request =
+      ucp_am_recv_data_nbx(ucx_->worker(), data, buffer.data(), buffer.size(), &param);
   if (!UCS_PTR_IS_PTR(request)) FinishReceive(op, UCS_PTR_RAW_STATUS(request));
-  return UCS_INPROGRESS;  // UCX owns the descriptor now
+  return UCS_INPROGRESS;
 }
 
 void UcxTransportImpl::OnReceived(void* request, ucs_status_t status, size_t, void* op) {
@@ -463,15 +484,13 @@ void UcxTransportImpl::OnReceived(void* request, ucs_status_t status, size_t, vo
 }
 
 void UcxTransportImpl::FinishReceive(ReceiveOp* op, ucs_status_t status) {
-  std::unique_ptr<ReceiveOp> owned(op);
+  const std::unique_ptr<ReceiveOp> owned(op);
   receives_.erase(op);
-  if (status == UCS_OK) {
-    bytes_received_ += static_cast<uint64_t>(owned->bytes);
-    return owned->done(absl::OkStatus());
-  }
-  owned->done(owned->peer->closed_here
-                  ? Cancelled("disconnected from peer %s", owned->peer->name)
-                  : UcxError(absl::StrFormat("payload from %s", owned->peer->name), status));
+  const PayloadTarget& target = owned->target;
+  if (status == UCS_OK) return Land(target, CheckPayload(target, target.buffer));
+  Land(target, owned->peer->closed_here
+                   ? Cancelled("disconnected from peer %s", owned->peer->name)
+                   : UcxError(absl::StrFormat("payload from %s", owned->peer->name), status));
 }
 
 // ---- closing ------------------------------------------------------------------------------------
@@ -507,7 +526,7 @@ void UcxTransportImpl::Shutdown() {
   while (!receives_.empty()) {
     const auto op = *receives_.begin();
     receives_.erase(receives_.begin());
-    op->done(cancelled);
+    op->target.done(cancelled);
     delete op;
   }
   while (RunCommands()) {

@@ -1,5 +1,5 @@
-// Transport over UCX active messages: eager for small payloads, rendezvous into the handler's
-// buffer for large.
+// Transport over UCX active messages. A small payload comes eagerly: it is sent from where it lies, checked in
+// UCX's buffer and copied to the handler's within the call that hears of it. A large one comes by rendezvous.
 //
 // One context, worker and progress thread. One thread at a time calls UCX, the one that holds the
 // worker: the progress thread, or one that called Drive or SendHere. Others queue commands and wake the
@@ -40,10 +40,11 @@ struct UcxTransportOptions {
   std::string transports = "tcp";  // UCX_TLS
   std::string devices;             // UCX_NET_DEVICES; empty: the interface that has `host`
 
-  int spin = 0;  // progress calls without events before sleeping
-  absl::Duration drive_spin = absl::ZeroDuration();  // longest look for events before Drive sleeps
-  int64_t rendezvous_bytes = 64 << 10;               // payloads from here on use rendezvous
-  int64_t peers_max = 240;                           // connections, both directions
+  // Longest look for events before a thread sleeps, yielding to whoever has work. A sleeper costs its peer
+  // a wake-up per message.
+  absl::Duration spin = absl::ZeroDuration();
+  int64_t rendezvous_bytes = 64 << 10;  // payloads from here on use rendezvous
+  int64_t peers_max = 240;              // connections, both directions
   int64_t sends_max = 1 << 16;  // queued or in flight; more complete with RESOURCE_EXHAUSTED
   int64_t payload_bytes_max = kPayloadBytesMax;
   absl::Duration greeting_max = absl::Seconds(5);      // from Connect to the welcome

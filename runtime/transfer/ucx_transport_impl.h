@@ -98,14 +98,13 @@ class UcxTransportImpl final : public UcxTransport {
   struct ReceiveOp {
     UcxTransportImpl* transport = nullptr;
     PeerPtr peer;
-    int64_t bytes = 0;
-    PayloadDone done;
+    PayloadTarget target;
   };
 
   struct Command {
     enum Kind { kConnect, kDisconnect, kSend, kRefuse } kind = kSend;
     PeerId peer = 0;
-    UcxAddress address;
+    std::unique_ptr<const UcxAddress> address;  // kConnect: of whom
     std::unique_ptr<SendOp> send;
     absl::Status status;  // kRefuse: what `send` completes with
   };
@@ -129,19 +128,22 @@ class UcxTransportImpl final : public UcxTransport {
   // The loop (ucx_transport.cc).
   void Loop();
   bool RunCommands();  // true: there were some
-  bool Housekeep();    // true: something was done
+  bool HasCommands();
+  bool Housekeep();  // true: something was done
   void Shutdown();
   bool Round();          // true: something was done, do it again before sleeping
+  bool Look();           // at UCX, and what follows from what it shows; true: there was something
   void WakeOwnThread();  // to look once more
   // True: completed.
   bool Post(std::unique_ptr<SendOp> op);
   bool PostNow(const PeerPtr& peer, std::unique_ptr<SendOp> op);
   void FinishSend(SendOp* op, const absl::Status& status);
+  // Rendezvous only: what came eagerly is landed at once.
   void FinishReceive(ReceiveOp* op, ucs_status_t status);
   ucs_status_t OnActiveMessage(const void* header, size_t header_length, void* data, size_t length,
                                const ucp_am_recv_param_t* param);
-  ucs_status_t Receive(const PeerPtr& peer, PayloadTarget target, void* data, size_t length,
-                       bool rendezvous);
+  void Land(const PayloadTarget& target, const absl::Status& status);
+  ucs_status_t Receive(const PeerPtr& peer, PayloadTarget target, void* data);
   static void OnSent(void* request, ucs_status_t status, void* op);
   static void OnReceived(void* request, ucs_status_t status, size_t length, void* op);
   static void OnEndpointError(void* self, ucp_ep_h ep, ucs_status_t status);
@@ -185,20 +187,23 @@ class UcxTransportImpl final : public UcxTransport {
       bytes_received_{0}, dropped_{0}, refused_{0};
 
   mutable std::mutex mutex_;
-  std::deque<Command> commands_;  // guarded by mutex_
-  bool awake_ = false;            // guarded by mutex_: a wake-up is under way
-  bool stop_ = false;             // guarded by mutex_
-  std::string lanes_;             // guarded by mutex_
+  std::vector<Command> commands_;  // guarded by mutex_
+  bool awake_ = false;             // guarded by mutex_: a wake-up is under way
+  bool stop_ = false;              // guarded by mutex_
+  std::string lanes_;              // guarded by mutex_
 
   std::mutex worker_mutex_;
   std::atomic<std::thread::id> holder_;  // of worker_mutex_
   std::atomic<bool> driver_sleeps_{false};
+  std::atomic<int> drivers_wanting_{0};  // for the own thread's looking to end
   std::atomic<std::chrono::milliseconds> sleep_time_{std::chrono::milliseconds{20}};  // longest
 
   // Of the holder.
-  bool driven_ = false;  // a thread is within Drive
-  bool rearm_ = true;    // the last Arm found events: later ones may not show
-  bool closed_ = false;  // the worker is gone
+  bool driven_ = false;           // a thread is within Drive
+  bool in_round_ = false;         // what is queued now is seen before anybody sleeps
+  bool rearm_ = true;             // the last Arm found events: later ones may not show
+  bool closed_ = false;           // the worker is gone
+  std::vector<Command> running_;  // taken from commands_; keeps its memory
   std::unordered_map<PeerId, PeerPtr> peers_;
   std::unordered_map<ucp_ep_h, PeerPtr> by_endpoint_;  // with the unclaimed ones
   std::deque<Arrived> arrived_;

@@ -21,6 +21,7 @@
 #include "services/cli/bench_link.h"
 #include "services/cli/bench_load.h"
 #include "services/cli/piped_child.h"
+#include "services/common/flags.h"
 #include "services/common/process.h"
 
 namespace deltamesh {
@@ -52,7 +53,8 @@ Shape ShapeOf(int64_t mib) {
 }
 
 absl::StatusOr<std::unique_ptr<UcxTransport>> OpenLoopback() {
-  const UcxTransportOptions options;
+  UcxTransportOptions options;
+  options.spin = absl::Microseconds(WorkerFlags().spin_us);  // as workers are started
   RETURN_IF_ERROR(ApplyUcxDefaults(options));
   return UcxTransport::Create(options);
 }
@@ -221,7 +223,8 @@ absl::Status MeasureHandoff(const HandoffBenchOptions& o, std::vector<BenchRow>*
     for (const int64_t in_flight : o.in_flight) {
       const int64_t count = std::max(in_flight, o.moved_mib / mib);
       ASSIGN_OR_RETURN(const std::unique_ptr<Sender> sender, Sender::Open(mib, in_flight));
-      RETURN_IF_ERROR(sender->Move(in_flight).status());  // connects and touches all memory
+      // Connects and touches all memory.
+      RETURN_IF_ERROR(sender->Move(2 * (in_flight + 1)).status());
       BenchRow row = {.test = "handoff",
                       .n = mib << 20,
                       .seqs = in_flight,

@@ -46,7 +46,7 @@ absl::StatusOr<std::unique_ptr<Transport>> OpenUcx(const WorkerFlags& flags) {
                      NumericHost("--transport-advertise", flags.transport_advertise));
   }
   options.peers_max = flags.transport_peers;
-  options.drive_spin = absl::Microseconds(flags.spin_us);
+  options.spin = absl::Microseconds(flags.spin_us);
   RETURN_IF_ERROR(ApplyUcxDefaults(options));
   ASSIGN_OR_RETURN(std::unique_ptr<UcxTransport> transport, UcxTransport::Create(options));
   LogInfo("transport.open", {{"kind", transport->kind()},

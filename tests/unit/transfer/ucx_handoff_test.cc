@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kPosition = 4 * kBlockTokens;
 
-// Regions from 40 KiB (eager) to 4.2 MiB (rendezvous in two segments).
+// Regions from 40 KiB to 4.2 MiB.
 StateLayout MediumLayout() {
   StateLayout layout;
   layout.kda_layers = 3;
@@ -26,7 +26,8 @@ StateLayout MediumLayout() {
   return layout;
 }
 
-class UcxHandoffTest : public ::testing::Test {
+// The parameter: the longest segment.
+class UcxHandoffTest : public ::testing::TestWithParam<int64_t> {
  protected:
   UcxHandoffTest() {
     HandoffReceiverOptions receive;
@@ -42,6 +43,7 @@ class UcxHandoffTest : public ::testing::Test {
     HandoffSenderOptions send;
     send.name = "prefill-0";
     send.layout = layout_;
+    send.segment_bytes_max = GetParam();
     sender_ = std::make_unique<HandoffSender>(send_transport_.get(), &clock_, send,
                                               [this](HandoffSent s) {
                                                 std::lock_guard lock(mutex_);
@@ -86,7 +88,7 @@ class UcxHandoffTest : public ::testing::Test {
                                 send_transport_ = OpenLoopback();
 };
 
-TEST_F(UcxHandoffTest, EveryRegionArrivesBitForBit) {
+TEST_P(UcxHandoffTest, EveryRegionArrivesBitForBit) {
   Begin();
   for (int64_t b = 0; b < 4; ++b) sender_->SendBlock("r1", b, source_.state->blocks()[b]);
   for (int64_t l = 0; l < layout_.kda_layers; ++l)
@@ -109,7 +111,7 @@ TEST_F(UcxHandoffTest, EveryRegionArrivesBitForBit) {
   }
 }
 
-TEST_F(UcxHandoffTest, ASenderThatGoesAwayIsReportedAndLeavesNothing) {
+TEST_P(UcxHandoffTest, ASenderThatGoesAwayIsReportedAndLeavesNothing) {
   Begin();
   sender_->SendBlock("r1", 0, source_.state->blocks()[0]);
   sender_->SendLayer("r1", 0, source_.state->slab());
@@ -124,7 +126,7 @@ TEST_F(UcxHandoffTest, ASenderThatGoesAwayIsReportedAndLeavesNothing) {
   EXPECT_EQ(source_.state->slab().use_count(), 1);
 }
 
-TEST_F(UcxHandoffTest, AReceiverThatGoesAwayIsReportedAndUnpins) {
+TEST_P(UcxHandoffTest, AReceiverThatGoesAwayIsReportedAndUnpins) {
   Begin();
   sender_->SendBlock("r1", 0, source_.state->blocks()[0]);
   sender_->SendLayer("r1", 0, source_.state->slab());
@@ -134,6 +136,13 @@ TEST_F(UcxHandoffTest, AReceiverThatGoesAwayIsReportedAndUnpins) {
   EXPECT_EQ(sent_->status.code(), absl::StatusCode::kUnavailable);
   for (int i = 0; i < 2000 && source_.state->slab().use_count() > 1; ++i) usleep(1000);
   EXPECT_EQ(source_.state->slab().use_count(), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(EagerAndByRendezvous, UcxHandoffTest,
+                         ::testing::Values(kHandoffSegmentBytesMax, 1 << 20));
+
+TEST(UcxHandoffSegmentTest, OneOfTheUsualSizeIsSentEagerly) {
+  EXPECT_LT(kHandoffSegmentBytesMax, UcxTransportOptions().rendezvous_bytes);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,10 +67,12 @@ class Recorder : public MessageHandler {
       Add(message);
       return PayloadTarget{};
     }
-    return PayloadTarget{message->payload, [this, message](absl::Status status) {
+    return PayloadTarget{message->payload,
+                         [this, message](absl::Status status) {
                            message->status = status;
                            Add(message);
-                         }};
+                         },
+                         crc32c_};
   }
 
   void OnPeerLost(PeerId peer, const absl::Status& reason) override {
@@ -107,6 +110,7 @@ class Recorder : public MessageHandler {
   std::vector<std::pair<PeerId, absl::Status>> lost_;
   std::vector<absl::Status> sent_;
   int started_ = 0;
+  std::optional<uint32_t> crc32c_;  // what payloads are checked against; set before traffic
   // Set before traffic: runs on the transport's thread when a payload is announced, before any of it
   // can arrive. What must happen in the middle of a payload happens here: a waiting test thread may
   // be woken only after all of it has passed.

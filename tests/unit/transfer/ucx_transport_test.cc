@@ -9,6 +9,7 @@
 
 #include <cstdlib>
 
+#include "runtime/base/crc32c.h"
 #include "runtime/transfer/ucx_util.h"
 #include "tests/unit/transfer/ucx_ends.h"
 
@@ -72,6 +73,28 @@ TEST(UcxTransportTest, PayloadsOfEverySizeArriveAsSent) {
   EXPECT_EQ(b.transport->stats().messages_received, std::size(sizes));
   EXPECT_EQ(a.transport->stats().bytes_sent, b.transport->stats().bytes_received);
   EXPECT_EQ(b.transport->lanes(), "tcp/lo");
+}
+
+// Eager and by rendezvous: what has another checksum than was announced is told, and spoils nothing else.
+TEST(UcxTransportTest, AnAnnouncedChecksumIsChecked) {
+  End a, b;
+  const PeerId peer = *a.transport->Connect(b.transport->address());
+  for (const size_t size : {1u, 1000u, 65535u, 65536u, 1u << 20}) {
+    const std::vector<std::byte> good = Pattern(size, 7);
+    std::vector<std::byte> wrong = good;
+    wrong[size / 2] ^= std::byte{4};
+    const std::vector<std::byte> bad = wrong;
+    b.recorder.crc32c_ = Crc32c(good);
+    for (const std::vector<std::byte>* payload : {&bad, &good}) {
+      SCOPED_TRACE(absl::StrFormat("%d bytes, %s", size, payload == &good ? "right" : "wrong"));
+      a.transport->Send(peer, MessageType::kProbe, "", *payload, [](const absl::Status&) {});
+      ASSERT_TRUE(b.recorder.Wait(10, [](const Recorder& r) { return r.messages_.size() == 1; }));
+      const Recorded got = std::move(b.recorder.messages_[0]);
+      b.recorder.messages_.clear();
+      EXPECT_EQ(absl::IsDataLoss(got.status), payload == &bad) << got.status;
+      EXPECT_EQ(got.status.ok() && got.payload == good, payload == &good);
+    }
+  }
 }
 
 TEST(UcxTransportTest, AnswersGoBackOnTheSameConnection) {
