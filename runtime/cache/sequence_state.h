@@ -59,7 +59,8 @@ class SequenceState {
   // Puts the state at `position` (a multiple of 64) with the given full blocks; S and conv of the slab must
   // have been filled already, the open tile is set to empty here.
   void Restore(int64_t position, std::vector<SlotRef> blocks);
-  // The same for a sequence that was never advanced: its open tile is empty already.
+  // The same for a sequence that was not advanced since its open tile was emptied last. A step that failed
+  // half-way is not seen: such a sequence is of no use but to Restore.
   void Place(int64_t position, std::vector<SlotRef> blocks);
   // Sets the open tile of every layer to empty (decay 1, khat 0, u 0).
   void ResetOpenTile();
@@ -70,7 +71,7 @@ class SequenceState {
   SlotRef slab_;
   std::vector<SlotRef> blocks_;
   int64_t position_ = 0;
-  bool advanced_ = false;  // the open tile may have been written
+  bool advanced_ = false;  // since the open tile was emptied last
 };
 
 }  // namespace deltamesh

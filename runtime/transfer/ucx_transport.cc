@@ -15,9 +15,10 @@ namespace deltamesh {
 namespace {
 
 constexpr unsigned kAmId = 1;
-constexpr int kProgressPerRound = 256;             // calls between looks at the command queue
-constexpr std::chrono::milliseconds kSleep{1000};  // a missed wake-up costs at most this
-constexpr std::chrono::milliseconds kWatch{20};    // the same while a deadline runs
+constexpr int kProgressPerRound = 256;               // calls between looks at the command queue
+constexpr std::chrono::milliseconds kSleep{1000};    // a missed wake-up costs at most this
+constexpr std::chrono::milliseconds kDriverWake{1};  // longest for one that waits to come in
+constexpr std::chrono::milliseconds kWatch{20};      // the same while a deadline runs
 
 }  // namespace
 
@@ -221,9 +222,9 @@ bool UcxTransportImpl::Drive(absl::FunctionRef<bool()> enough, Clock::time_point
   while (!closed_) {
     const bool busy = Round();
     if (enough() || stopping_) break;
-    if (busy) continue;
     const auto now = Clock::now();
     if (now >= deadline) break;
+    if (busy) continue;
     if (now < spin_end) {
       std::this_thread::yield();
       continue;
@@ -267,12 +268,20 @@ void UcxTransportImpl::Loop() {
     }
     LetGo();
     if (busy && driver_sleeps_) Nudge();
+    LetDriversIn();
     if (sleep) {
       ucx_->Sleep(static_cast<int>(sleep_time_.load() / std::chrono::milliseconds(1)));
     } else if (!busy) {
       std::this_thread::yield();
     }
   }
+}
+
+// A mutex that is let go of and taken again at once hardly ever reaches whoever waits for it.
+void UcxTransportImpl::LetDriversIn() {
+  if (drivers_wanting_ == 0) return;
+  const auto until = Clock::now() + kDriverWake;
+  while (drivers_wanting_ > 0 && Clock::now() < until) std::this_thread::yield();
 }
 
 bool UcxTransportImpl::Round() {

@@ -127,6 +127,7 @@ class UcxTransportImpl final : public UcxTransport {
 
   // The loop (ucx_transport.cc).
   void Loop();
+  void LetDriversIn();
   bool RunCommands();  // true: there were some
   bool HasCommands();
   bool Housekeep();  // true: something was done

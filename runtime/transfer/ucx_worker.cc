@@ -74,8 +74,9 @@ absl::Status UcxWorker::OpenWorker(int port) {
   const std::string range = absl::StrFormat("%d-%d", port, port);
   status = ucp_config_modify(config, "PORT_RANGE", range.c_str());
   // UCX goes on using a tcp connection of an endpoint that was closed by force. Puts would write memory
-  // that was given back, and sends out of the caller's memory would read it (and abort). So data comes as
-  // messages, of which late ones are dropped, and goes out of UCX's own buffers.
+  // that was given back, and sends that keep the caller's memory would read it (and abort). So data comes as
+  // messages, of which late ones are dropped, and what a socket does not take within the call that sends it
+  // goes out of UCX's own buffers.
   if (status == UCS_OK) status = ucp_config_modify(config, "PUT_ENABLE", "n");
   if (status == UCS_OK) status = ucp_config_modify(config, "ZCOPY_THRESH", "inf");
   ucp_params_t params{};

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -70,9 +71,12 @@ class Inbox final : public MessageHandler {
 
 struct Driven {
   Inbox inbox, segments;
-  std::unique_ptr<UcxTransport> transport = OpenLoopback(LoopbackOptions());
+  std::unique_ptr<UcxTransport> transport;
 
-  Driven() {
+  explicit Driven(absl::Duration spin = absl::ZeroDuration()) {
+    UcxTransportOptions options = LoopbackOptions();
+    options.spin = spin;
+    transport = OpenLoopback(options);
     transport->SetHandler(MessageType::kProbe, &inbox);
     transport->SetHandler(MessageType::kHandoffSegment, &segments);
   }
@@ -88,8 +92,13 @@ struct Driven {
 
 void Ignore(const absl::Status&) {}
 
-TEST(UcxDriveTest, RoundTripsRunOnTheDrivingThreadsWhileOthersSend) {
-  Driven a, b;
+// The parameter: how long threads look for events before they sleep.
+class UcxSpinTest : public ::testing::TestWithParam<absl::Duration> {};
+INSTANTIATE_TEST_SUITE_P(Spin, UcxSpinTest,
+                         ::testing::Values(absl::ZeroDuration(), absl::Microseconds(50)));
+
+TEST_P(UcxSpinTest, RoundTripsRunOnTheDrivingThreadsWhileOthersSend) {
+  Driven a(GetParam()), b(GetParam());
   const PeerId peer = *a.transport->Connect(b.transport->address());
   constexpr int kRounds = 600;
   std::thread server([&] {
@@ -199,6 +208,31 @@ TEST(UcxDriveTest, ADriverSeesItsSendsFailWithThePeer) {
     ASSERT_TRUE(told);
   }
   EXPECT_TRUE(failed);
+}
+
+// Segments that go out as they complete keep the own thread at work, which must neither keep a driver out nor
+// hold it beyond its deadline.
+TEST_P(UcxSpinTest, ADriverComesInAndLeavesWhileSegmentsStream) {
+  Driven a(GetParam()), b(GetParam());
+  const PeerId peer = *a.transport->Connect(b.transport->address());
+  const std::vector<std::byte> segment = Pattern(63 << 10, 1);
+  std::atomic<bool> stop{false};
+  std::atomic<int64_t> sent{0};
+  std::function<void(absl::Status)> next = [&](const absl::Status& status) {
+    if (stop || !status.ok()) return;
+    ++sent;
+    a.transport->Send(peer, MessageType::kHandoffSegment, "segment", segment, next);
+  };
+  for (int i = 0; i < 8; ++i) next(absl::OkStatus());
+  while (sent < 100) std::this_thread::sleep_for(milliseconds(1));
+  for (int i = 0; i < 20; ++i) {
+    const auto start = steady_clock::now();
+    EXPECT_TRUE(a.transport->Drive([] { return false; }, start + milliseconds(5)));
+    EXPECT_LT(Since(start), 1.0) << i;
+  }
+  EXPECT_GT(b.transport->stats().bytes_received, 0u);
+  stop = true;
+  a.transport.reset();
 }
 
 }  // namespace

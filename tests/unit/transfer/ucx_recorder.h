@@ -110,7 +110,7 @@ class Recorder : public MessageHandler {
   std::vector<std::pair<PeerId, absl::Status>> lost_;
   std::vector<absl::Status> sent_;
   int started_ = 0;
-  std::optional<uint32_t> crc32c_;  // what payloads are checked against; set before traffic
+  std::optional<uint32_t> crc32c_;  // what payloads are checked against; set while there are none
   // Set before traffic: runs on the transport's thread when a payload is announced, before any of it
   // can arrive. What must happen in the middle of a payload happens here: a waiting test thread may
   // be woken only after all of it has passed.

@@ -81,13 +81,14 @@ TEST(UcxTransportTest, AnAnnouncedChecksumIsChecked) {
   const PeerId peer = *a.transport->Connect(b.transport->address());
   for (const size_t size : {1u, 1000u, 65535u, 65536u, 1u << 20}) {
     const std::vector<std::byte> good = Pattern(size, 7);
-    std::vector<std::byte> wrong = good;
-    wrong[size / 2] ^= std::byte{4};
-    const std::vector<std::byte> bad = wrong;
+    std::vector<std::byte> bad = good;
+    bad[size / 2] ^= std::byte{4};
     b.recorder.crc32c_ = Crc32c(good);
-    for (const std::vector<std::byte>* payload : {&bad, &good}) {
+    for (const auto* payload : {&std::as_const(bad), &good}) {
       SCOPED_TRACE(absl::StrFormat("%d bytes, %s", size, payload == &good ? "right" : "wrong"));
-      a.transport->Send(peer, MessageType::kProbe, "", *payload, [](const absl::Status&) {});
+      a.transport->Send(peer, MessageType::kProbe, "", *payload, a.recorder.Count());
+      ASSERT_TRUE(a.recorder.Wait(10, [](const Recorder& r) { return r.sent_.size() == 1; }));
+      a.recorder.sent_.clear();
       ASSERT_TRUE(b.recorder.Wait(10, [](const Recorder& r) { return r.messages_.size() == 1; }));
       const Recorded got = std::move(b.recorder.messages_[0]);
       b.recorder.messages_.clear();
