@@ -74,8 +74,9 @@ absl::StatusOr<json> ParseStrictJson(std::string_view text, std::string_view whe
   } catch (const json::parse_error& e) {
     return InvalidArgument("%s: not valid JSON at byte %d of %d; fetch the file again", where,
                            std::min(e.byte, text.size()), text.size());
-  } catch (const json::exception& e) {
-    return InvalidArgument("%s: not valid JSON (%s); fetch the file again", where, e.what());
+  } catch (const json::exception&) {
+    return InvalidArgument(
+        "%s: not valid JSON: a number is too large for a double; fetch the file again", where);
   }
 }
 

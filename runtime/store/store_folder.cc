@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "absl/strings/cord.h"
 #include "absl/time/clock.h"
@@ -60,6 +61,21 @@ FolderEntry EntryOf(const std::string& name, const struct stat& found) {
           .bytes = found.st_size,
           .used = absl::TimeFromTimespec(found.st_atim),
           .version = modified * 0x9e3779b97f4a7c15u + found.st_ino};
+}
+
+// Waits until the names in a folder are on the disk; 0 or an errno.
+int FlushNames(const std::string& path) {
+  const int folder = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return errno;
+  const int error = fsync(folder) == 0 ? 0 : errno;
+  close(folder);
+  // Some file systems keep names without being asked, and say that folders cannot be flushed.
+  return error == EINVAL || error == EOPNOTSUPP ? 0 : error;
+}
+
+std::string ParentOf(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path();
+  return parent.empty() ? "." : parent;
 }
 
 }  // namespace
@@ -130,9 +146,15 @@ absl::StatusOr<std::unique_ptr<StoreFolder>> StoreFolder::Open(std::string path,
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     const std::string part = path.substr(0, end);
     struct stat found;
-    if (stat(part.c_str(), &found) != 0 && mkdir(part.c_str(), kFolderMode) != 0 &&
-        errno != EEXIST) {
-      return Annotate(ErrnoStatus(errno, "make the folder " + part), "--store-dir");
+    if (stat(part.c_str(), &found) != 0) {
+      if (mkdir(part.c_str(), kFolderMode) != 0 && errno != EEXIST) {
+        return Annotate(ErrnoStatus(errno, "make the folder " + part), "--store-dir");
+      }
+      // Else a crash may undo the folder, and with it files that were flushed into it.
+      if (const int error = FlushNames(ParentOf(part)); error != 0) {
+        return Annotate(ErrnoStatus(error, "write the name of the folder " + part + " to the disk"),
+                        "--store-dir");
+      }
     }
     if (end == std::string::npos) break;
   }
@@ -200,14 +222,9 @@ absl::StatusOr<FolderEntry> StoreFolder::Commit(TemporaryFile file, const std::s
 }
 
 absl::Status StoreFolder::Flush() const {
-  const std::string doing = "write the names in " + path_ + " to the disk";
-  const int folder = open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) return StatusOf(errno, doing);
-  const int error = fsync(folder) == 0 ? 0 : errno;
-  close(folder);
-  // Some file systems keep names without being asked, and say that folders cannot be flushed.
-  const bool done = error == 0 || error == EINVAL || error == EOPNOTSUPP;
-  return done ? absl::OkStatus() : StatusOf(error, doing);
+  const int error = FlushNames(path_);
+  return error == 0 ? absl::OkStatus()
+                    : StatusOf(error, "write the names in " + path_ + " to the disk");
 }
 
 absl::Status StoreFolder::Mark(const std::string& name) const {

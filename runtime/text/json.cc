@@ -7,12 +7,8 @@
 #include <fstream>
 #include <vector>
 
-#include "runtime/base/safe_message.h"
-
 namespace deltamesh {
 namespace {
-
-constexpr size_t kShownBytesMax = 300;
 
 // What parsing would cost, as far as it can grow faster than the text.
 struct Cost {
@@ -181,6 +177,51 @@ std::string Dump(const Json& value, const Style& style) {
   return out;
 }
 
+// Where a parser stops that keeps nothing.
+struct FaultFinder final : nlohmann::json_sax<Json> {
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return true; }
+  bool key(string_t&) override { return true; }
+  bool end_object() override { return true; }
+  bool start_array(size_t) override { return true; }
+  bool end_array() override { return true; }
+  bool parse_error(size_t position, const std::string&, const Json::exception& e) override {
+    read = position;
+    out_of_range = dynamic_cast<const Json::out_of_range*>(&e) != nullptr;
+    return false;
+  }
+
+  size_t read = 0;  // bytes with the one that does not fit; more than there are: the end does not
+  bool out_of_range = false;
+};
+
+// What is wrong with a text that is not JSON, and at which byte of it, the first being byte 0.
+std::string FaultOf(std::string_view text) {
+  FaultFinder fault;
+  Json::sax_parse(text, &fault);
+  if (fault.out_of_range) {
+    return absl::StrFormat("the number that ends before byte %d is too large for a double",
+                           fault.read);
+  }
+  if (fault.read > text.size()) {
+    return absl::StrFormat("it ends at byte %d, before its value does", text.size());
+  }
+  const size_t at = std::max<size_t>(fault.read, 1) - 1;
+  const auto byte = static_cast<uint8_t>(text[at]);
+  if (byte > 0x20 && byte < 0x7f) {
+    return absl::StrFormat("'%c' at byte %d does not belong there", text[at], at);
+  }
+  const bool control = byte < 0x20;
+  return absl::StrFormat("the byte 0x%02x at byte %d does not belong there%s", byte, at,
+                         control ? "; strings have control characters as escapes" : "");
+}
+
 }  // namespace
 
 absl::StatusOr<Json> ParseJson(std::string_view text, std::string_view name) {
@@ -200,10 +241,9 @@ absl::StatusOr<Json> ParseJson(std::string_view text, std::string_view name) {
   }
   try {
     return Json::parse(text);
-  } catch (const Json::exception& e) {
-    // It quotes what was read last, whatever bytes and however many they are.
-    return InvalidArgument("%s: not valid JSON (%s); correct it", name,
-                           SafeMessage(std::string_view(e.what()), kShownBytesMax));
+  } catch (const Json::exception&) {
+    // Its own text is for who wrote the library, and quotes what was read last, whatever bytes those are.
+    return InvalidArgument("%s: not valid JSON: %s; correct it", name, FaultOf(text));
   }
 }
 

@@ -16,6 +16,7 @@
 #include "deltamesh/v1/inference.grpc.pb.h"
 #include "runtime/base/status.h"
 #include "runtime/text/utf8.h"
+#include "services/cli/answer_rate.h"
 #include "services/cli/chat_session.h"
 
 namespace deltamesh {
@@ -316,9 +317,8 @@ class Chat {
   void ShowUsage(const v1::Finish& finish, bool cancelled, int64_t tokens, absl::Time begin,
                  absl::Time first, absl::Time end) {
     out_ << "(" << (cancelled ? "cancelled after " : "") << tokens << " tokens";
-    const double rest = absl::ToDoubleSeconds(end - first);
-    if (tokens > 1 && rest > 0) {
-      out_ << absl::StrFormat(", %.1f tokens/s", static_cast<double>(tokens - 1) / rest);
+    if (const std::string rate = DescribeAnswerRate(tokens, end - first); !rate.empty()) {
+      out_ << ", " << rate;
     }
     if (tokens > 0)
       out_ << absl::StrFormat(", first after %.2f s", absl::ToDoubleSeconds(first - begin));

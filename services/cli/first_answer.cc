@@ -9,6 +9,7 @@
 #include "grpcpp/grpcpp.h"
 #include "health/v1/health.grpc.pb.h"
 #include "runtime/base/status.h"
+#include "services/cli/answer_rate.h"
 
 namespace deltamesh {
 namespace {
@@ -78,13 +79,12 @@ absl::Status StreamFirstAnswer(const std::string& router, const std::string& tex
   if (!status.ok()) {
     return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   }
-  const double after_first = absl::ToDoubleSeconds(absl::Now() - first);
+  const absl::Duration after_first = absl::Now() - first;
   out << absl::StrFormat("(%d prompt tokens, %d answer tokens; first after %.2f s",
                          usage.prompt_tokens(), usage.completion_tokens(),
                          absl::ToDoubleSeconds(first - begin));
-  if (usage.completion_tokens() > 1 && after_first > 0) {
-    out << absl::StrFormat(", then %.0f tokens/s", (usage.completion_tokens() - 1) / after_first);
-  }
+  const std::string rate = DescribeAnswerRate(usage.completion_tokens(), after_first);
+  if (!rate.empty()) out << ", then " << rate;
   out << ")\n";
   return absl::OkStatus();
 }

@@ -104,7 +104,7 @@ class ServeTest(unittest.TestCase):
         shown = text.split("\ntry\n", 1)[1].split("\n\n", 1)[0]
         commands = [c.strip() for c in shown.replace("\\\n", " ").split("\n")]
         self.assertEqual(len(commands), 3, shown)
-        for command, words in zip(commands, ("data: [DONE]", '"finish":', "tokens/s")):
+        for command, words in zip(commands, ("data: [DONE]", '"finish":', "first after")):
             done = subprocess.run(["bash", "-c", command], input="Hello\n", capture_output=True, text=True,
                                   timeout=60)
             self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout}{done.stderr}")

@@ -241,7 +241,7 @@ TEST(BadText, IsRefused) {
   EXPECT_THAT(MessageOf(ModelConfig::Parse("{\"a\": \"\xff\"}", "f").status()),
               HasSubstr("not valid JSON"));
   EXPECT_THAT(MessageOf(ModelConfig::Parse("{\"a\": 1e999}", "f").status()),
-              HasSubstr("not valid JSON"));
+              HasSubstr("not valid JSON: a number is too large for a double"));
   EXPECT_FALSE(ModelConfig::Parse(std::string(200000, '['), "f").ok());
 }
 

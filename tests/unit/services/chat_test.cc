@@ -57,13 +57,30 @@ TEST_F(ChatTest, AnswersEachLineAndKeepsTheConversation) {
   EXPECT_EQ(Run(), 0);
   EXPECT_THAT(out.str(), HasSubstr("tiny (kimi_linear, 2048 tokens of context)"));
   EXPECT_THAT(out.str(), HasSubstr("Hello world\n("));
-  EXPECT_THAT(out.str(), HasSubstr("tokens/s"));
   EXPECT_THAT(out.str(), HasSubstr("0 cached)"));
   EXPECT_THAT(out.str(), Not(HasSubstr("\033")));
   const auto started = mesh.started();
   ASSERT_EQ(started.size(), 3u);
   EXPECT_GT(started[1].prompt_size(), started[0].prompt_size());
   EXPECT_EQ(started[2].prompt_size(), started[0].prompt_size());
+}
+
+// Where an answer came in one burst, tokens by time would be millions a second.
+TEST_F(ChatTest, ARateIsShownWhereTheTimeMeansSomething) {
+  script = [this](const mesh::StartDecode&) {
+    Script s = mesh.Say("Hello world");
+    if (mesh.started().size() > 1) s.gap = absl::Milliseconds(50);
+    return s;
+  };
+  Start();
+  Type("first\nsecond\n");
+  close(fds[1]);
+  EXPECT_EQ(Run(), 0);
+  const std::string shown = out.str();
+  const size_t second = shown.rfind("Hello world");
+  EXPECT_THAT(shown.substr(0, second), HasSubstr(" tokens, first after"));
+  EXPECT_THAT(shown.substr(0, second), Not(HasSubstr("tokens/s")));
+  EXPECT_THAT(shown.substr(second), HasSubstr(" tokens/s, first after"));
 }
 
 TEST_F(ChatTest, InterruptEndsTheAnswerAndNotTheProgram) {

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,6 +15,21 @@
 #include "runtime/base/crc32c.h"
 #include "runtime/base/log.h"
 #include "tests/unit/store/store_fixture.h"
+
+namespace {
+
+// What was flushed, by path: only a lost machine could show that it was not.
+std::vector<std::string>* g_flushed = nullptr;
+
+}  // namespace
+
+// In place of the C library's.
+extern "C" int fsync(int fd) {
+  if (g_flushed != nullptr) {
+    g_flushed->push_back(std::filesystem::read_symlink(absl::StrFormat("/proc/self/fd/%d", fd)));
+  }
+  return static_cast<int>(syscall(SYS_fsync, fd));
+}
 
 namespace deltamesh {
 namespace {
@@ -79,6 +95,19 @@ class DiskStoreTest : public ::testing::Test {
   StateIdentity identity_ = TinyIdentity();
   ReserveSpace reserve_ = ReserveOnDisk;
 };
+
+TEST_F(DiskStoreTest, AFolderThatWasMadeIsNotLostWithAllThatIsInIt) {
+  const fs::path made = fs::canonical(folder_.path);
+  std::vector<std::string> flushed;
+  g_flushed = &flushed;
+  const absl::StatusOr<std::unique_ptr<StoreFolder>> folder = StoreFolder::Open(made / "a/b");
+  EXPECT_THAT(flushed, ::testing::ElementsAre(made, made / "a"));
+  flushed.clear();
+  EXPECT_TRUE(StoreFolder::Open(made / "a/b").ok());
+  EXPECT_THAT(flushed, ::testing::IsEmpty());
+  g_flushed = nullptr;
+  ASSERT_TRUE(folder.ok()) << folder.status();
+}
 
 TEST_F(DiskStoreTest, StatesAreFoundAgainByAnotherProcess) {
   const auto path = TestPath(1, 9);

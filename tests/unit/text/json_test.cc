@@ -81,6 +81,30 @@ TEST(JsonTest, ErrorsAreShortAndWellFormedWhateverTheText) {
   }
 }
 
+TEST(JsonTest, ErrorsSayInOurWordsWhereAndWhatIsWrong) {
+  const struct {
+    std::string text, fault;
+  } cases[] = {
+      {"", "it ends at byte 0, before its value does"},
+      {R"({"a": [1, )", "it ends at byte 10, before its value does"},
+      {R"({"a": "b)", "it ends at byte 8, before its value does"},
+      {"{a: 1}", "'a' at byte 1 does not belong there"},
+      {"[1] 2", "'2' at byte 4 does not belong there"},
+      {"[1,]", "']' at byte 3 does not belong there"},
+      {R"(["\x"])", "'x' at byte 3 does not belong there"},
+      {"[\"a\nb\"]",
+       "the byte 0x0a at byte 3 does not belong there; strings have control characters"},
+      {"{\"a\": \xff}", "the byte 0xff at byte 6 does not belong there"},
+      {"[1e999, 2]", "the number that ends before byte 6 is too large for a double"},
+  };
+  for (const auto& c : cases) {
+    const absl::Status status = ParseJson(c.text, "body").status();
+    ExpectError(status, absl::StatusCode::kInvalidArgument,
+                {"body: not valid JSON: " + c.fault, "; correct it"});
+    EXPECT_EQ(MessageOf(status).find("exception"), std::string::npos) << MessageOf(status);
+  }
+}
+
 std::string ObjectOf(int64_t keys) {
   std::string text = "{";
   for (int64_t i = 0; i < keys; ++i) {
