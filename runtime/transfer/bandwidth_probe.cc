@@ -14,7 +14,7 @@ namespace {
 constexpr std::string_view kAsk = "probe";
 constexpr std::string_view kAnswer = "probed";
 constexpr int kRoundTrips = 5;
-constexpr size_t kScratchKept = 4;
+constexpr size_t kScratchKept = 16;  // as many as are in flight
 
 double Seconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double>(d).count();
@@ -79,7 +79,14 @@ void BandwidthProbe::Answer(PeerId peer) {
 
 void BandwidthProbe::OnPeerLost(PeerId peer, const absl::Status& reason) {
   std::lock_guard lock(mutex_);
-  if (peer == peer_) failure_ = reason;
+  if (peer == peer_ && failure_.ok()) failure_ = reason;
+  changed_.notify_all();
+}
+
+void BandwidthProbe::Stop() {
+  std::lock_guard lock(mutex_);
+  stopped_ = true;
+  failure_ = absl::CancelledError("probe: stopped");
   changed_.notify_all();
 }
 
@@ -89,6 +96,7 @@ absl::Status BandwidthProbe::SendAndWait(PeerId peer,
                                          int in_flight, absl::Time deadline) {
   {
     std::lock_guard lock(mutex_);
+    if (stopped_) return absl::CancelledError("probe: stopped");
     answers_ = 0;
     peer_ = peer;
     failure_ = absl::OkStatus();
@@ -104,8 +112,11 @@ absl::Status BandwidthProbe::SendAndWait(PeerId peer,
                     : DeadlineExceeded("probe: %d of %d answers came in time", answers_, count);
     }
     if (!result.ok() || sent == count) break;
-    // The completion keeps the payload; its failure shows as a lost peer or a missing answer.
-    transport_->Send(peer, MessageType::kProbe, kAsk, *payload, [payload](const absl::Status&) {});
+    // The completion keeps the payload. A peer that was lost before is told of only here.
+    transport_->Send(peer, MessageType::kProbe, kAsk, *payload,
+                     [this, peer, payload](const absl::Status& status) {
+                       if (!status.ok()) OnPeerLost(peer, status);
+                     });
   }
   std::lock_guard lock(mutex_);
   peer_ = 0;

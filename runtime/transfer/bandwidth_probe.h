@@ -8,14 +8,16 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "runtime/transfer/handoff_types.h"
 #include "runtime/transfer/transport.h"
 
 namespace deltamesh {
 
 struct BandwidthProbeOptions {
-  int64_t payload_bytes = 4 << 20;
-  int payloads = 16;
-  int in_flight = 4;
+  // As hand-offs send: their segments, of two transfers at once.
+  int64_t payload_bytes = kHandoffSegmentBytesMax;
+  int payloads = 256;
+  int in_flight = 16;
   absl::Duration timeout = absl::Seconds(5);
 };
 
@@ -32,11 +34,16 @@ struct BandwidthResult {
 class BandwidthProbe final : public MessageHandler {
  public:
   // Payloads above `payload_bytes_max` are refused.
-  explicit BandwidthProbe(Transport* transport, int64_t payload_bytes_max = 16 << 20);
+  explicit BandwidthProbe(Transport* transport,
+                          int64_t payload_bytes_max = kHandoffSegmentBytesMax);
   ~BandwidthProbe() override;
 
-  // DEADLINE_EXCEEDED when the answers do not come in time, UNAVAILABLE when the peer is lost.
+  // DEADLINE_EXCEEDED when the answers do not come in time, UNAVAILABLE when the peer is lost, CANCELLED
+  // after Stop.
   absl::StatusOr<BandwidthResult> Measure(PeerId peer, const BandwidthProbeOptions& options = {});
+
+  // Ends a measurement that runs and every later one at once. Others are still answered.
+  void Stop();
 
   absl::StatusOr<PayloadTarget> OnMessage(const Arrival& arrival) override;
   void OnPeerLost(PeerId peer, const absl::Status& reason) override;
@@ -57,6 +64,7 @@ class BandwidthProbe final : public MessageHandler {
   int answers_ = 0;                                // guarded by mutex_, of the current measurement
   PeerId peer_ = 0;                                // guarded by mutex_, measured now
   std::vector<std::shared_ptr<Scratch>> scratch_;  // guarded by mutex_, free ones
+  bool stopped_ = false;                           // guarded by mutex_
   absl::Status failure_;                           // guarded by mutex_
 };
 

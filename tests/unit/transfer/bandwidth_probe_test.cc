@@ -37,8 +37,9 @@ TEST(BandwidthProbeTest, AMissingAnswerIsADeadline) {
   ends.network.SetFault([](const InprocMessage& m) {
     return InprocFault{.drop = m.payload_bytes > 0 && m.number == 14};
   });
-  const auto result =
-      ends.here.Measure(peer, {.payload_bytes = 1000, .timeout = absl::Milliseconds(50)});
+  const auto result = ends.here.Measure(
+      peer,
+      {.payload_bytes = 1000, .payloads = 16, .in_flight = 4, .timeout = absl::Milliseconds(50)});
   EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded);
 }
 
@@ -52,11 +53,35 @@ TEST(BandwidthProbeTest, ALostPeerEndsIt) {
   EXPECT_EQ(ends.here.Measure(peer).status().code(), absl::StatusCode::kUnavailable);
 }
 
+TEST(BandwidthProbeTest, APeerThatWasLostBeforeEndsItAtOnce) {
+  ProbeEnds ends;
+  const PeerId peer = *ends.a->Connect("b");
+  ends.network.Kill("b");
+  EXPECT_EQ(ends.here.Measure(peer, {.timeout = absl::Seconds(60)}).status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
+TEST(BandwidthProbeTest, StopEndsAMeasurementAndLaterOnes) {
+  ProbeEnds ends;
+  const PeerId peer = *ends.a->Connect("b");
+  ends.network.SetFault([&](const InprocMessage& m) {
+    if (m.payload_bytes == 0) return InprocFault{};
+    ends.here.Stop();
+    return InprocFault{.drop = true};
+  });
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(ends.here.Measure(peer, {.timeout = absl::Seconds(60)}).status().code(),
+              absl::StatusCode::kCancelled);
+  }
+}
+
 TEST(BandwidthProbeTest, OversizedPayloadsAreRefused) {
   ProbeEnds ends;
   const PeerId peer = *ends.a->Connect("b");
-  const auto result =
-      ends.here.Measure(peer, {.payload_bytes = (1 << 20) + 1, .timeout = absl::Milliseconds(50)});
+  const auto result = ends.here.Measure(peer, {.payload_bytes = (1 << 20) + 1,
+                                               .payloads = 16,
+                                               .in_flight = 4,
+                                               .timeout = absl::Milliseconds(50)});
   EXPECT_FALSE(result.ok());
   EXPECT_EQ(ends.b->stats().dropped, 4u);
 }
