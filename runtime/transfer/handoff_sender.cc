@@ -142,11 +142,13 @@ absl::Status HandoffSender::Impl::Begin(HandoffStart start) {
   }
   Cancel(start.request_id);
   const std::string address = landing.transport_address();
+  const std::string receiver = landing.receiver();
   const absl::Time now = clock_->Now();
   const absl::Time deadline = start.deadline;
   auto t = std::make_shared<Transfer>(options_.layout, std::move(start));
   t->started = t->progress = t->said = now;
   t->deadline = deadline;
+  bool connected = false;
   {
     std::lock_guard lock(mutex_);
     if (static_cast<int64_t>(by_request_.size()) >= options_.transfers_max) {
@@ -157,11 +159,13 @@ absl::Status HandoffSender::Impl::Begin(HandoffStart start) {
     if (it == peers_.end()) {
       ASSIGN_OR_RETURN(const PeerId peer, transport_->Connect(address));
       it = peers_.emplace(address, peer).first;
+      connected = true;
     }
     t->peer = it->second;
     by_request_[t->request_id] = t;
     ++stats_.started;
   }
+  if (connected && options_.on_connected) options_.on_connected(t->peer, receiver);
   SendManifest(t);
   return absl::OkStatus();
 }

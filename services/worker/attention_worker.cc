@@ -83,6 +83,11 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
   app->add_option("--expert-seconds", f->expert_seconds, "longest wait for a shard within a step")
       ->check(NumberIn(1e-3, 1e9, "seconds"))
       ->capture_default_str();
+  app->add_option("--transport-expect-mb", f->transport_expect_mb,
+                  "MB/s that a connection to another worker is expected to carry; each is measured "
+                  "once, and transport.slow is logged for less; 0: never")
+      ->check(WholeIn(0, 1000000000, "MB/s"))
+      ->capture_default_str();
   app->add_option("--handoff-seconds", f->handoff_seconds,
                   "longest silence within a hand-off; the time a prompt computes does not count")
       ->check(NumberIn(1e-3, 1e9, "seconds"))
@@ -323,6 +328,7 @@ std::vector<std::pair<std::string, std::string>> AttentionWorker::Describe() con
                                          flags_.store_s3_records, flags_.store_s3_after_seconds));
   out.emplace_back("store-tenant-share", absl::StrFormat("%g", flags_.store_tenant_share));
   out.emplace_back("expert-seconds", absl::StrFormat("%g", flags_.expert_seconds));
+  out.emplace_back("transport-expect-mb", std::to_string(flags_.transport_expect_mb));
   out.emplace_back("handoff-seconds", absl::StrFormat("%g", flags_.handoff_seconds));
   out.emplace_back("fetches", absl::StrFormat("%d in, %d out", flags_.fetches, flags_.fetches));
   out.emplace_back("fetch-seconds", absl::StrFormat("%g", flags_.fetch_seconds));

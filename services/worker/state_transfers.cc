@@ -51,6 +51,10 @@ StateTransfers::StateTransfers(AttentionProcess* process, std::unique_ptr<StateW
   sending_.layout = receiving_.layout = worker.model().state_layout();
   sending_.idle_max = receiving_.idle_max = absl::Seconds(process->flags().handoff_seconds);
   sending_.stall_max = process->host_options().stall_max;
+  meter_ = std::make_unique<ConnectionMeter>(transport, process->flags().transport_expect_mb);
+  sending_.on_connected = [meter = meter_.get()](PeerId peer, const std::string& receiver) {
+    meter->Add(peer, receiver);
+  };
   sender_ = std::make_unique<HandoffSender>(
       transport, process->clock(), sending_, [host, core](HandoffSent result) {
         host->Post([core, result = std::move(result)](absl::Time now) {
@@ -85,6 +89,7 @@ int StateTransfers::Run(std::vector<std::pair<std::string, std::string>> bounds)
     const KeepAliveThread alive(sender_.get(), process_->clock());
     code = process_->Run(core_->get(), std::move(lines));
   }
+  meter_->Stop();
   core_->reset();
   process_->worker().StopTransport();
   return code;

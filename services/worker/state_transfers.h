@@ -9,6 +9,7 @@
 
 #include "runtime/base/random.h"
 #include "services/worker/attention_process.h"
+#include "services/worker/connection_meter.h"
 #include "services/worker/transfer_ends.h"
 
 namespace deltamesh {
@@ -32,6 +33,7 @@ class StateTransfers {
   HandoffSenderOptions sending_;
   HandoffReceiverOptions receiving_;
   SystemEntropy entropy_;
+  std::unique_ptr<ConnectionMeter> meter_;
   std::unique_ptr<HandoffSender> sender_;
   std::unique_ptr<HandoffReceiver> receiver_;
   std::unique_ptr<FetchPort> fetch_;

@@ -58,6 +58,25 @@ class MeshTestCase(unittest.TestCase):
         return raised.exception.details()
 
 
+class ConnectionTest(unittest.TestCase):
+    def test_each_connection_of_hand_offs_is_measured_and_a_slow_one_warned_of(self):
+        for expected, event, other in [(0, "transport.bandwidth", "transport.slow"),
+                                       (100_000_000, "transport.slow", "transport.bandwidth")]:
+            flags = [*WORKER_FLAGS, f"--transport-expect-mb={expected}"]
+            mesh = Mesh(MODEL, experts=1, worker_flags=flags)
+            try:
+                for n in (1, 2):
+                    collect(mesh.stub.Generate(mesh.request(tokens=prompt(200, n), max_tokens=2)))
+                prefill = mesh["prefill-0"]
+                wait_until(lambda: event in prefill.tail(200), 20, f"{event} in the log")
+                line, = [x for x in prefill.tail(200).splitlines() if event in x]
+                self.assertIn("decode-0", line)
+                self.assertNotIn(other, prefill.tail(200))
+                self.assertEqual(prefill.stop(), 0)
+            finally:
+                mesh.close()
+
+
 class CacheTest(MeshTestCase):
     """With prefix caches answers keep their bits, and the usage tells what was not computed."""
     prefill, decode, experts = 2, 2, 2

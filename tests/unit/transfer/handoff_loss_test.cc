@@ -92,6 +92,23 @@ TEST_F(HandoffLossTest, NextHandoffConnectsAgainAfterALoss) {
   receive_transport_.reset();
 }
 
+TEST_F(HandoffLossTest, EachConnectionIsToldOfOnce) {
+  std::vector<std::pair<PeerId, std::string>> connected;
+  sender_options_.on_connected = [&](PeerId peer, const std::string& receiver) {
+    EXPECT_EQ(sender_->stats().open, 1) << "no lock is held";
+    connected.emplace_back(peer, receiver);
+  };
+  Start();
+  Run();
+  Run();
+  ASSERT_EQ(connected.size(), 1u);
+  EXPECT_EQ(connected[0].second, "decode-0");
+  ASSERT_TRUE(Begin(Grant()).ok());
+  network_->Kill("decode-0");
+  Settle();
+  EXPECT_EQ(connected.size(), 1u);
+}
+
 TEST_F(HandoffLossTest, RevokedBuffersWaitForThePayloadInFlight) {
   StopInFlight(2);
   receiver_->Revoke("r1");

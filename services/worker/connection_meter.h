@@ -1,0 +1,52 @@
+// Measures each new connection of a worker's hand-offs once, so that one which carries far less than it should
+// is warned of: a wrong network device slows every answer and breaks none.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "runtime/transfer/bandwidth_probe.h"
+
+namespace deltamesh {
+
+// Thread-safe. The transport must be destroyed first, and Stop called before that.
+class ConnectionMeter {
+ public:
+  // Warns below `expect_mb` MB/s; 0: never.
+  ConnectionMeter(Transport* transport, int64_t expect_mb);
+  ~ConnectionMeter() { Stop(); }
+  ConnectionMeter(const ConnectionMeter&) = delete;
+  ConnectionMeter& operator=(const ConnectionMeter&) = delete;
+
+  // Returns at once. The hand-off that opened the connection has a second before it is measured.
+  void Add(PeerId peer, const std::string& name);
+
+  // Ends what is measured now; nothing is afterwards. Others' probes are answered still.
+  void Stop();
+
+ private:
+  struct Connection {
+    PeerId peer = 0;
+    std::string name;
+    std::chrono::steady_clock::time_point due;
+  };
+
+  void Run();
+  void Measure(const Connection& connection);
+
+  Transport* const transport_;
+  const double expected_bytes_per_second_;
+  BandwidthProbe probe_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Connection> queue_;  // guarded by mutex_
+  bool stop_ = false;             // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace deltamesh
