@@ -313,7 +313,8 @@ void HandoffSender::Impl::Pump(const TransferPtr& t) {
   t->pumping = false;
 }
 
-// Sums what it sends just before it is read for sending: earlier, the content would be read from memory twice.
+// Sums what it sends just before it is read for sending: earlier, the content would be read from memory
+// twice.
 void HandoffSender::Impl::SendJob(const TransferPtr& t, Job job) {
   const uint32_t crc = Crc32c(job.bytes);
   uint32_t& of_region = t->crcs[job.region];

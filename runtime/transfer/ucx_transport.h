@@ -1,5 +1,6 @@
-// Transport over UCX active messages. A small payload comes eagerly: it is sent from where it lies, checked in
-// UCX's buffer and copied to the handler's within the call that hears of it. A large one comes by rendezvous.
+// Transport over UCX active messages. A small payload comes eagerly: it is sent from where it lies, checked
+// in UCX's buffer and copied to the handler's within the call that hears of it. A large one comes by
+// rendezvous.
 //
 // One context, worker and progress thread. One thread at a time calls UCX, the one that holds the
 // worker: the progress thread, or one that called Drive or SendHere. Others queue commands and wake the

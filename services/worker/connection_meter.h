@@ -1,5 +1,5 @@
-// Measures each new connection of a worker's hand-offs once, so that one which carries far less than it should
-// is warned of: a wrong network device slows every answer and breaks none.
+// Measures each new connection of a worker's hand-offs once, so that one which carries far less than it
+// should is warned of: a wrong network device slows every answer and breaks none.
 #pragma once
 
 #include <chrono>

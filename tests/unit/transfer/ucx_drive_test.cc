@@ -210,8 +210,8 @@ TEST(UcxDriveTest, ADriverSeesItsSendsFailWithThePeer) {
   EXPECT_TRUE(failed);
 }
 
-// Sends that follow each other's completions leave the holder no moment without work. That must neither keep a
-// driver out nor hold it beyond its deadline.
+// Sends that follow each other's completions leave the holder no moment without work. That must neither keep
+// a driver out nor hold it beyond its deadline.
 TEST_P(UcxSpinTest, ADriverComesInAndLeavesWhileThereIsAlwaysWork) {
   Driven a(GetParam());
   std::atomic<bool> stop{false};
