@@ -91,13 +91,10 @@ void UcxTransportImpl::SetHandler(MessageType type, MessageHandler* handler) {
 
 void UcxTransportImpl::Push(Command command) {
   const bool seen = holder_ == std::this_thread::get_id() && in_round_;
-  bool wake;
-  {
-    std::lock_guard lock(mutex_);
-    commands_.push_back(std::move(command));
-    wake = !seen && !std::exchange(awake_, true);
-  }
-  if (wake) ucx_->Wake();
+  std::lock_guard lock(mutex_);
+  commands_.push_back(std::move(command));
+  // Under the mutex: who takes the command must find the mark that it clears, or nobody ever sleeps again.
+  if (!seen && !std::exchange(awake_, true)) ucx_->Wake();
 }
 
 absl::StatusOr<PeerId> UcxTransportImpl::Connect(std::string_view address) {

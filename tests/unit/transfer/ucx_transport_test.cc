@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 
 #include "runtime/base/crc32c.h"
@@ -328,6 +329,29 @@ TEST(UcxTransportTest, AnIdleTransportSleeps) {
   const clock_t before = clock();
   usleep(500000);
   EXPECT_LT(static_cast<double>(clock() - before) / CLOCKS_PER_SEC, 0.05);
+}
+
+// Sends from another thread meet the own thread awake, about to sleep and asleep; none of that may leave a
+// mark that wakes it for ever.
+TEST(UcxTransportTest, OneThatWasBusySleepsAgain) {
+  UcxTransportOptions options = LoopbackOptions();
+  options.spin = absl::Microseconds(50);
+  const std::unique_ptr<UcxTransport> a = OpenLoopback(options);
+  for (int round = 0; round < 10; ++round) {
+    std::atomic<int> ended{0};
+    constexpr int kSends = 5000;
+    const PeerId nobody = 999;
+    for (int i = 0; i < kSends; ++i) {
+      a->Send(nobody, MessageType::kProbe, "x", {}, [&](const absl::Status&) { ++ended; });
+      for (volatile int wait = 0; wait < i % 97 * 20; wait = wait + 1) {
+      }
+    }
+    while (ended < kSends) usleep(100);
+    usleep(20000);
+    const clock_t before = clock();
+    usleep(100000);
+    EXPECT_LT(static_cast<double>(clock() - before) / CLOCKS_PER_SEC, 0.05) << round;
+  }
 }
 
 TEST(UcxProcessTest, EchoThroughASecondProcess) {
