@@ -15,6 +15,7 @@ constexpr std::string_view kAsk = "probe";
 constexpr std::string_view kAnswer = "probed";
 constexpr int kRoundTrips = 5;
 constexpr size_t kScratchKept = 16;  // as many as are in flight
+constexpr int kScratchOutMax = 64;   // beyond, whoever sends does not finish what it began
 
 double Seconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double>(d).count();
@@ -36,6 +37,7 @@ absl::StatusOr<PayloadTarget> BandwidthProbe::OnMessage(const Arrival& arrival) 
   }
   const PeerId peer = arrival.peer;
   if (arrival.header == kAnswer) {
+    if (arrival.payload_bytes > 0) return InvalidArgument("probe: an answer with a payload");
     std::lock_guard lock(mutex_);
     if (peer == peer_) ++answers_;
     changed_.notify_all();
@@ -45,7 +47,7 @@ absl::StatusOr<PayloadTarget> BandwidthProbe::OnMessage(const Arrival& arrival) 
     Answer(peer);
     return PayloadTarget{};
   }
-  std::shared_ptr<Scratch> scratch = TakeScratch(arrival.payload_bytes);
+  ASSIGN_OR_RETURN(std::shared_ptr<Scratch> scratch, TakeScratch(arrival.payload_bytes));
   const std::span<std::byte> buffer(scratch->data(), static_cast<size_t>(arrival.payload_bytes));
   return PayloadTarget{buffer, [this, peer, scratch](const absl::Status& status) {
                          ReturnScratch(scratch);
@@ -54,10 +56,16 @@ absl::StatusOr<PayloadTarget> BandwidthProbe::OnMessage(const Arrival& arrival) 
 }
 
 // Memory is kept from payload to payload, so that its first touch is not measured.
-std::shared_ptr<BandwidthProbe::Scratch> BandwidthProbe::TakeScratch(int64_t bytes) {
+absl::StatusOr<std::shared_ptr<BandwidthProbe::Scratch>> BandwidthProbe::TakeScratch(
+    int64_t bytes) {
   std::shared_ptr<Scratch> scratch;
   {
     std::lock_guard lock(mutex_);
+    if (scratches_out_ >= kScratchOutMax) {
+      return ResourceExhausted("probe: %d payloads are arriving, as many as allowed",
+                               scratches_out_);
+    }
+    ++scratches_out_;
     if (!scratch_.empty()) {
       scratch = std::move(scratch_.back());
       scratch_.pop_back();
@@ -70,6 +78,7 @@ std::shared_ptr<BandwidthProbe::Scratch> BandwidthProbe::TakeScratch(int64_t byt
 
 void BandwidthProbe::ReturnScratch(std::shared_ptr<Scratch> scratch) {
   std::lock_guard lock(mutex_);
+  --scratches_out_;
   if (scratch_.size() < kScratchKept) scratch_.push_back(std::move(scratch));
 }
 
@@ -130,7 +139,12 @@ absl::StatusOr<BandwidthResult> BandwidthProbe::Measure(PeerId peer,
   std::vector<double> trips;
   for (int i = 0; i <= kRoundTrips; ++i) {  // the first also connects
     const auto start = std::chrono::steady_clock::now();
-    RETURN_IF_ERROR(SendAndWait(peer, empty, 1, 1, deadline));
+    const absl::Status trip = SendAndWait(peer, empty, 1, 1, deadline);
+    if (i == 0 && absl::IsDeadlineExceeded(trip)) {
+      return FailedPrecondition("probe: nothing was answered within %s; it may know no probes",
+                                absl::FormatDuration(options.timeout));
+    }
+    RETURN_IF_ERROR(trip);
     if (i > 0) trips.push_back(Seconds(std::chrono::steady_clock::now() - start));
   }
   std::sort(trips.begin(), trips.end());

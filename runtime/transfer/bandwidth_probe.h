@@ -38,8 +38,8 @@ class BandwidthProbe final : public MessageHandler {
                           int64_t payload_bytes_max = kHandoffSegmentBytesMax);
   ~BandwidthProbe() override;
 
-  // DEADLINE_EXCEEDED when the answers do not come in time, UNAVAILABLE when the peer is lost, CANCELLED
-  // after Stop.
+  // DEADLINE_EXCEEDED when the answers do not come in time, FAILED_PRECONDITION when none comes, UNAVAILABLE
+  // when the peer is lost, CANCELLED after Stop.
   absl::StatusOr<BandwidthResult> Measure(PeerId peer, const BandwidthProbeOptions& options = {});
 
   // Ends a measurement that runs and every later one at once. Others are still answered.
@@ -51,7 +51,7 @@ class BandwidthProbe final : public MessageHandler {
  private:
   using Scratch = std::vector<std::byte>;
 
-  std::shared_ptr<Scratch> TakeScratch(int64_t bytes);
+  absl::StatusOr<std::shared_ptr<Scratch>> TakeScratch(int64_t bytes);
   void ReturnScratch(std::shared_ptr<Scratch> scratch);
   absl::Status SendAndWait(PeerId peer, std::shared_ptr<std::vector<std::byte>> payload, int count,
                            int in_flight, absl::Time deadline);
@@ -64,6 +64,7 @@ class BandwidthProbe final : public MessageHandler {
   int answers_ = 0;                                // guarded by mutex_, of the current measurement
   PeerId peer_ = 0;                                // guarded by mutex_, measured now
   std::vector<std::shared_ptr<Scratch>> scratch_;  // guarded by mutex_, free ones
+  int scratches_out_ = 0;                          // guarded by mutex_, for payloads that arrive
   bool stopped_ = false;                           // guarded by mutex_
   absl::Status failure_;                           // guarded by mutex_
 };

@@ -83,9 +83,10 @@ void AddAttentionFlags(CLI::App* app, AttentionFlags* f) {
   app->add_option("--expert-seconds", f->expert_seconds, "longest wait for a shard within a step")
       ->check(NumberIn(1e-3, 1e9, "seconds"))
       ->capture_default_str();
-  app->add_option("--transport-expect-mb", f->transport_expect_mb,
-                  "MB/s that a connection to another worker is expected to carry; each is measured "
-                  "once, and transport.slow is logged for less; 0: never")
+  app->add_option(
+         "--transport-expect-mb", f->transport_expect_mb,
+         "MB/s that a connection for hand-offs should carry; each that is opened is measured "
+         "once, and transport.slow is logged for less; 0: no warning")
       ->check(WholeIn(0, 1000000000, "MB/s"))
       ->capture_default_str();
   app->add_option("--handoff-seconds", f->handoff_seconds,

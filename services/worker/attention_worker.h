@@ -50,7 +50,7 @@ struct AttentionFlags {
   bool local_experts = false;           // load the routed experts instead of using shards
   double expert_seconds = 5;            // longest wait for a shard's answer within a step
   double handoff_seconds = 10;          // longest silence within a hand-off
-  int64_t transport_expect_mb = 100;    // MB/s of a hand-off's connection, else a warning; 0: none
+  int64_t transport_expect_mb = 100;    // MB/s of a hand-off's connection, or a warning; 0: none
   // States that are fetched from other workers at once, and sent to them at once; 0: none.
   int64_t fetches = FetchOptions().open_max;
   double fetch_seconds = 30;  // longest wait for one

@@ -57,8 +57,9 @@ void ConnectionMeter::Measure(const Connection& connection) {
                            expected_bytes_per_second_);
   }
   if (absl::IsCancelled(result.status()) || absl::IsUnavailable(result.status())) return;
-  // So slow that the probe gave up.
-  Log(expected_bytes_per_second_ > 0 ? LogLevel::kWarning : LogLevel::kInfo, "transport.slow",
+  // It answered at first and then not in time: slower than anything.
+  const bool slow = absl::IsDeadlineExceeded(result.status()) && expected_bytes_per_second_ > 0;
+  Log(slow ? LogLevel::kWarning : LogLevel::kInfo, slow ? "transport.slow" : "transport.unmeasured",
       {{"peer", connection.name},
        {"lanes", transport_->lanes()},
        {"reason", MessageOf(result.status())}});

@@ -17,7 +17,7 @@ namespace deltamesh {
 // Thread-safe. The transport must be destroyed first, and Stop called before that.
 class ConnectionMeter {
  public:
-  // Warns below `expect_mb` MB/s; 0: never.
+  // Warns below `expect_mb` MB/s; 0: measures and warns of nothing.
   ConnectionMeter(Transport* transport, int64_t expect_mb);
   ~ConnectionMeter() { Stop(); }
   ConnectionMeter(const ConnectionMeter&) = delete;

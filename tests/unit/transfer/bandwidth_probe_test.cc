@@ -43,6 +43,35 @@ TEST(BandwidthProbeTest, AMissingAnswerIsADeadline) {
   EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded);
 }
 
+// One of before probes, say, is no slow one.
+TEST(BandwidthProbeTest, APeerThatAnswersNothingIsTold) {
+  InprocNetwork network;
+  std::unique_ptr<Transport> a = *network.Open("a"), b = *network.Open("b");
+  BandwidthProbe here(a.get());
+  const auto result = here.Measure(*a->Connect("b"), {.timeout = absl::Milliseconds(50)});
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kFailedPrecondition) << result.status();
+  a.reset();
+  b.reset();
+}
+
+// Payloads that were announced and do not come hold no more than a bound.
+TEST(BandwidthProbeTest, PayloadsThatNeverComeAreBounded) {
+  InprocNetwork network;
+  std::unique_ptr<Transport> b = *network.Open("b");
+  BandwidthProbe there(b.get());
+  const Arrival arrival{
+      .peer = 1, .type = MessageType::kProbe, .header = "probe", .payload_bytes = 1000};
+  std::vector<PayloadTarget> targets;
+  for (int i = 0; i < 64; ++i) targets.push_back(*there.OnMessage(arrival));
+  EXPECT_EQ(there.OnMessage(arrival).status().code(), absl::StatusCode::kResourceExhausted);
+  targets.back().done(absl::UnavailableError("lost"));
+  EXPECT_TRUE(there.OnMessage(arrival).ok());
+  Arrival answer = arrival;
+  answer.header = "probed";
+  EXPECT_EQ(there.OnMessage(answer).status().code(), absl::StatusCode::kInvalidArgument);
+  b.reset();
+}
+
 TEST(BandwidthProbeTest, ALostPeerEndsIt) {
   ProbeEnds ends;
   const PeerId peer = *ends.a->Connect("b");
