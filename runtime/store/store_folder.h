@@ -75,8 +75,8 @@ class StoreFolder {
  public:
   static constexpr absl::Duration kLockMax = absl::Seconds(10);
 
-  // Makes the folder, and those above it, when it is not there, for good: no crash undoes it. Errors name the
-  // flag, --store-dir.
+  // Makes the folder, and those above it, when it is not there; a crash afterwards does not undo those that
+  // it made. Errors name the flag, --store-dir.
   static absl::StatusOr<std::unique_ptr<StoreFolder>> Open(std::string path,
                                                            ReserveSpace reserve = ReserveOnDisk,
                                                            absl::Duration lock_max = kLockMax);
