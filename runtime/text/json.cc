@@ -197,7 +197,8 @@ struct FaultFinder final : nlohmann::json_sax<Json> {
     return false;
   }
 
-  size_t read = 0;  // bytes with the one that does not fit; more than there are: the end does not
+  size_t read =
+      0;  // bytes, with the end of what does not fit; more than there are: the end does not
   bool out_of_range = false;
 };
 
@@ -215,11 +216,11 @@ std::string FaultOf(std::string_view text) {
   const size_t at = std::max<size_t>(fault.read, 1) - 1;
   const auto byte = static_cast<uint8_t>(text[at]);
   if (byte > 0x20 && byte < 0x7f) {
-    return absl::StrFormat("'%c' at byte %d does not belong there", text[at], at);
+    return absl::StrFormat("what ends with '%c' at byte %d does not belong there", text[at], at);
   }
   const bool control = byte < 0x20;
   return absl::StrFormat("the byte 0x%02x at byte %d does not belong there%s", byte, at,
-                         control ? "; strings have control characters as escapes" : "");
+                         control ? "; within a string it is written as an escape" : "");
 }
 
 }  // namespace
