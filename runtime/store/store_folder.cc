@@ -74,18 +74,15 @@ int FlushNames(const std::string& path) {
 }
 
 // The same for the name of a folder, also where its parent can be written and not read.
-int FlushNameOf(const std::string& made, const std::string& parent) {
-  if (const int error = FlushNames(parent); error != EACCES) return error;
+int FlushNameOf(const std::string& made) {
+  const std::string parent = std::filesystem::path(made).parent_path();
+  const int error_of_parent = FlushNames(parent.empty() ? "." : parent);
+  if (error_of_parent != EACCES) return error_of_parent;
   const int folder = open(made.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return errno;
   const int error = syncfs(folder) == 0 ? 0 : errno;
   close(folder);
   return error;
-}
-
-std::string ParentOf(const std::string& path) {
-  const std::string parent = std::filesystem::path(path).parent_path();
-  return parent.empty() ? "." : parent;
 }
 
 }  // namespace
@@ -161,7 +158,7 @@ absl::StatusOr<std::unique_ptr<StoreFolder>> StoreFolder::Open(std::string path,
         return Annotate(ErrnoStatus(errno, "make the folder " + part), "--store-dir");
       }
       // Else a crash may undo the folder, and with it files that were flushed into it.
-      if (const int error = FlushNameOf(part, ParentOf(part)); error != 0) {
+      if (const int error = FlushNameOf(part); error != 0) {
         return Annotate(ErrnoStatus(error, "write the name of the folder " + part + " to the disk"),
                         "--store-dir");
       }

@@ -20,11 +20,13 @@
 
 namespace deltamesh {
 
-// Bounds of the protocol.
-// One segment with its header fits into 64 KiB, what a TCP packet holds on loopback and a network card cuts
-// at once, and goes eagerly: sent from where it lies, checked and copied where it arrives in the caches. Half
-// of it costs a fifth of the rate, a packet and a bit more than half (tools/bench/README.md).
+// What senders cut regions into; receivers take longer segments, too. With its header one fits into 64 KiB,
+// what a TCP packet holds on loopback and a network card cuts at once, and goes eagerly: sent from where it
+// lies, checked and copied where it arrives in the caches. Half of it costs 10 to 20 % of the rate, a packet
+// and a bit more than half (tools/bench/README.md).
 inline constexpr int64_t kHandoffSegmentBytesMax = 63 << 10;
+
+// Bounds of the protocol.
 // A manifest or seal up to this long travels in the header; a longer one in the payload, with the
 // key alone in the header.
 inline constexpr int64_t kHandoffInlineBytes = 4 << 10;
