@@ -136,6 +136,19 @@ bool ObjectStates::Has(const PrefixKey& key) const {
   return index_.Complete(key);
 }
 
+// Of the blocks of a state a name tells only the last: they are no latents without gaps.
+std::vector<StoreChange> ObjectStates::TakeChanges() {
+  std::vector<StoreChange> changes;
+  {
+    absl::MutexLock lock(&mu_);
+    changes = index_.TakeChanges();
+  }
+  std::erase_if(changes, [](const StoreChange& change) {
+    return change.what == StoreChange::kBlockAdded || change.what == StoreChange::kBlockDropped;
+  });
+  return changes;
+}
+
 StoreStats ObjectStates::stats() const {
   absl::MutexLock lock(&mu_);
   StoreStats stats = stats_;

@@ -13,8 +13,9 @@
 // A state that is refused is removed, unless it is of another model, layout or format: then it is left, and
 // not tried again. A record is never removed; beyond the bound on records new ones are refused.
 //
-// Find, Has and stats are thread-safe; everything else blocks. Calls about records, and Confirm, may have a
-// thread of their own (records_apart), so that they do not wait for states; all others belong to one thread.
+// Find, Has, TakeChanges and stats are thread-safe; everything else blocks. Calls about records, and Confirm,
+// may have a thread of their own (records_apart), so that they do not wait for states; all others belong to
+// one thread.
 #pragma once
 
 #include <memory>
@@ -80,6 +81,9 @@ class ObjectStates {
                          const RecordStays& stays = nullptr);
   absl::StatusOr<std::string> GetRecord(std::string_view name);
 
+  // States that Find began or ceased to know since the last call. Call often: they are kept until then.
+  std::vector<StoreChange> TakeChanges();
+
   StoreStats stats() const;
 
  private:
@@ -114,7 +118,7 @@ class ObjectStates {
   const Clock* const clock_;
 
   mutable absl::Mutex mu_;
-  StoreIndex index_ ABSL_GUARDED_BY(mu_){{}, /*tells=*/false};
+  StoreIndex index_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<std::string> unusable_ ABSL_GUARDED_BY(mu_);
   // By file name; their bytes count as those of states do.
   absl::flat_hash_map<std::string, Record> records_ ABSL_GUARDED_BY(mu_);

@@ -34,7 +34,8 @@ class Prompts {
     for (int64_t b = 0; b < blocks_; ++b) keys.push_back(entropy.Next());
     return keys;
   }
-  // Root first when added, leaf first when dropped; a snapshot each 256 blocks and at the end.
+  // Root first when added, leaf first when dropped; a snapshot each 256 blocks and at the end, all of them in
+  // a bucket as well.
   std::vector<IndexChange> Changes(int64_t prompt, bool add) const {
     std::vector<IndexChange> out;
     const std::vector<uint64_t> keys = Keys(prompt);
@@ -45,6 +46,8 @@ class Prompts {
       if (snapshot && !add) out.push_back({IndexChange::kSnapshotDropped, key});
       out.push_back({add ? IndexChange::kLatentsAdded : IndexChange::kLatentsDropped, key});
       if (snapshot && add) out.push_back({IndexChange::kSnapshotAdded, key});
+      if (snapshot)
+        out.push_back({add ? IndexChange::kObjectAdded : IndexChange::kObjectDropped, key});
     }
     return out;
   }
@@ -93,6 +96,7 @@ std::vector<RouterFigure> MeasureIndex(const RouterBenchOptions& o) {
   Feeder feeder(&index, &prompts);
   for (int64_t p = 0; p < held; ++p) feeder.Apply(p, true);
   const int64_t bytes = index.bytes();
+  const int64_t entries = index.entries() + index.snapshots() + index.objects();
 
   std::vector<double> micros;
   SeededEntropy entropy(7);
@@ -119,7 +123,7 @@ std::vector<RouterFigure> MeasureIndex(const RouterBenchOptions& o) {
   return {
       {"lookup_p99_us", micros[micros.size() * 99 / 100], 50, false, "us"},
       {"index_changes_per_second", feeder.changes_per_second(), 7e6, true, "1/s"},
-      {"index_bytes_per_block", static_cast<double>(bytes) / static_cast<double>(held * blocks), 32,
+      {"index_bytes_per_entry", static_cast<double>(bytes) / static_cast<double>(entries), 32,
        false, "B"},
       {"index_growth_under_churn", static_cast<double>(bytes_max) / static_cast<double>(bytes),
        1.25, false, "x"},

@@ -41,9 +41,13 @@ std::string Found(const v1::RequestExplanation& r) {
                            : r.warm_tokens() == 0
                                ? ", none in memory"
                                : absl::StrFormat(", in memory at %d", r.warm_tokens());
-  if (r.latent_tokens() == 0) return "no latents, " + snapshot;
-  return absl::StrFormat("latents to %d (%s), %s%s", r.latent_tokens(), r.latents_at(), snapshot,
-                         warm);
+  const std::string objects =
+      r.object_store_tokens() == 0
+          ? ""
+          : absl::StrFormat(", in the object store at %d", r.object_store_tokens());
+  if (r.latent_tokens() == 0) return "no latents, " + snapshot + objects;
+  return absl::StrFormat("latents to %d (%s), %s%s%s", r.latent_tokens(), r.latents_at(), snapshot,
+                         warm, objects);
 }
 
 std::string Fetch(const v1::PlacementCandidate& c) {
@@ -55,7 +59,8 @@ std::string Fetch(const v1::PlacementCandidate& c) {
 
 std::string Read(const v1::PlacementCandidate& c) {
   if (c.read_bytes() == 0) return "";
-  return absl::StrFormat(", %s of it read from its disk%s", Bytes(c.read_bytes()),
+  return absl::StrFormat(", %s of it read from %s %s%s", Bytes(c.read_bytes()),
+                         c.read_from() == "disk" ? "its" : "the", c.read_from(),
                          c.has_read_seconds() ? " in " + Seconds(c.read_seconds()) : "");
 }
 
@@ -130,7 +135,8 @@ void MakeShowable(v1::RequestExplanation* r) {
     show(text);
   }
   for (v1::PlacementCandidate& c : *r->mutable_candidates()) {
-    for (std::string* text : {c.mutable_prefill(), c.mutable_decode(), c.mutable_fetch_from()}) {
+    for (std::string* text :
+         {c.mutable_prefill(), c.mutable_decode(), c.mutable_fetch_from(), c.mutable_read_from()}) {
       show(text);
     }
   }

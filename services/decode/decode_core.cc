@@ -384,7 +384,7 @@ int64_t DecodeCore::loading() const {
 mesh::Heartbeat DecodeCore::load() {
   mesh::Heartbeat load = steps_.Load(requests_.draining());
   prefixes_.AddReclaimable(&load);
-  prefixes_.AddStoreRate(&load);
+  prefixes_.AddStoreRates(&load);
   load.set_waiting(load.waiting() + static_cast<uint64_t>(landing() + loading() + fetches_.open()));
   return load;
 }

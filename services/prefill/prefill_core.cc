@@ -328,7 +328,7 @@ int64_t PrefillCore::loading() const {
 mesh::Heartbeat PrefillCore::load() {
   mesh::Heartbeat load = steps_.Load(requests_.draining());
   prefixes_.AddReclaimable(&load);
-  prefixes_.AddStoreRate(&load);
+  prefixes_.AddStoreRates(&load);
   load.set_waiting(load.waiting() + static_cast<uint64_t>(loading() + fetches_.open()));
   return load;
 }

@@ -48,6 +48,18 @@ const char* DecisionReasonName(DecisionReason reason) {
   return "waits";
 }
 
+const char* ReadFromName(ReadFrom from) {
+  switch (from) {
+    case ReadFrom::kNothing:
+      return "";
+    case ReadFrom::kDisk:
+      return "disk";
+    case ReadFrom::kObjects:
+      return "object store";
+  }
+  return "";
+}
+
 void Decision::Add(const DecisionCandidate& candidate) {
   const auto before = [&](const DecisionCandidate& c) {
     return std::pair(!c.room, c.cost.total()) <= std::pair(!candidate.room, candidate.cost.total());

@@ -36,8 +36,9 @@ struct DecisionCandidate {
   int64_t fetch_bytes = 0;
   double fetch_seconds = 0;  // of cost.move
   bool fetch_cold = false;   // it is read from a disk there first
-  int64_t read_bytes =
-      0;  // from the disk of who computes the prompt, for what is cached; 0: nothing
+  // What who computes the prompt reads first, for what is cached.
+  ReadFrom read_from = ReadFrom::kNothing;
+  int64_t read_bytes = 0;
   double read_seconds = 0;  // of cost.move
   CostParts cost;
   bool room = true;  // else it was no choice
@@ -51,6 +52,8 @@ enum class DecisionReason {
   kTurnedAway,  // never came into the queue
 };
 const char* DecisionReasonName(DecisionReason reason);
+// "disk", "object store"; empty for nothing.
+const char* ReadFromName(ReadFrom from);
 
 struct Decision {
   static constexpr size_t kCandidatesMax = 16;
@@ -64,10 +67,11 @@ struct Decision {
   int64_t cost_tokens = 0;      // in the queue
   bool named = false;           // its prefixes were looked up
   int64_t latent_tokens = 0;    // longest match of latents at any worker
-  int64_t snapshot_tokens = 0;  // deepest snapshot within a worker's latents
+  int64_t snapshot_tokens = 0;  // deepest snapshot within a worker's own latents
   bool snapshot_cold = false;   // it lies on a disk, and in nobody's memory
   std::string latents_at, snapshot_at;
-  int64_t warm_tokens = 0;  // deepest snapshot in a worker's memory
+  int64_t warm_tokens = 0;    // deepest snapshot in a worker's memory
+  int64_t object_tokens = 0;  // deepest state that a worker knows of in its object store
   // Of the last placement.
   int64_t placements = 0;
   double waited_seconds = 0;

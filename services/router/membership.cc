@@ -67,6 +67,9 @@ absl::Status CheckCapacity(const mesh::Register& m) {
   return absl::OkStatus();
 }
 
+// What is no rate is not known.
+double RateOf(double reported) { return std::isfinite(reported) && reported > 0 ? reported : 0; }
+
 int64_t Bounded(uint64_t reported) {
   return static_cast<int64_t>(std::min(reported, kCapacityMax));
 }
@@ -266,12 +269,10 @@ void Membership::OnHeartbeat(LinkId link, const mesh::Heartbeat& m) {
                               static_cast<int64_t>(capacity.latent_blocks()) - worker->held_blocks);
   load.resident = std::max(Bounded(m.running()) + Bounded(m.waiting()), worker->held_slabs);
   load.waiting_tokens = Bounded(m.waiting_tokens());
-  const bool rate_known = std::isfinite(m.tokens_per_second()) && m.tokens_per_second() > 0;
-  load.tokens_per_second = rate_known ? m.tokens_per_second() : 0;
-  const double prompts = m.prompt_tokens_per_second();
-  load.prompt_tokens_per_second = std::isfinite(prompts) && prompts > 0 ? prompts : 0;
-  const double store = m.store_bytes_per_second();
-  load.store_bytes_per_second = std::isfinite(store) && store > 0 ? store : 0;
+  load.tokens_per_second = RateOf(m.tokens_per_second());
+  load.prompt_tokens_per_second = RateOf(m.prompt_tokens_per_second());
+  load.store_bytes_per_second = RateOf(m.store_bytes_per_second());
+  load.object_bytes_per_second = RateOf(m.object_bytes_per_second());
   load.draining = m.draining();
   room_version_ +=
       load.slabs_free > slabs || load.blocks_free > blocks || load.draining != draining;

@@ -36,6 +36,7 @@ void FillCandidate(const DecisionCandidate& c, bool chosen, v1::PlacementCandida
   out->set_fetch_bytes(static_cast<uint64_t>(c.fetch_bytes));
   out->set_fetch_cold(c.fetch_cold);
   out->set_read_bytes(static_cast<uint64_t>(c.read_bytes));
+  out->set_read_from(ReadFromName(c.read_from));
   out->set_room(c.room);
   out->set_chosen(chosen);
 }
@@ -79,6 +80,7 @@ void FillExplanation(const Decision& d, v1::RequestExplanation* out) {
   out->set_snapshot_at(d.snapshot_at);
   out->set_snapshot_cold(d.snapshot_cold);
   out->set_warm_tokens(count(d.warm_tokens));
+  out->set_object_store_tokens(count(d.object_tokens));
   out->set_placements(static_cast<uint32_t>(d.placements));
   out->set_waited_seconds(d.waited_seconds);
   for (size_t i = 0; i < d.candidate_count; ++i) {

@@ -1,8 +1,10 @@
 #include "services/router/policy.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 #include "services/common/store_read.h"
 
@@ -45,21 +47,35 @@ CostParts PartsAt(const WorkerLoad& worker, const RequestShape& request, const S
   return parts;
 }
 
-// Until the worker has read what its disk holds beyond its memory; 0: it computes that instead.
-double ReadSeconds(const WorkerLoad& worker, const Holding& holding) {
-  const int64_t saved = holding.cold_tokens - holding.cached_tokens;
-  if (saved <= 0) return 0;
-  const StoreRead read = {.bytes = holding.cold_bytes};
-  const bool reads =
-      ReadsFromStore(read, saved, worker.store_bytes_per_second, worker.prompt_tokens_per_second);
-  return reads ? StoreReadSeconds(read, worker.store_bytes_per_second) : 0;
+// What the worker would read before it computes the rest: as StateTier::Load chooses.
+void ChooseRead(Candidate& c) {
+  struct Tier {
+    ReadFrom from;
+    const ColdState* state;
+    double rate;
+  };
+  std::array<Tier, 2> tiers = {
+      {{ReadFrom::kDisk, &c.holding.disk, c.load->store_bytes_per_second},
+       {ReadFrom::kObjects, &c.holding.objects, c.load->object_bytes_per_second}}};
+  if (c.holding.objects.tokens > c.holding.disk.tokens) std::swap(tiers[0], tiers[1]);
+  c.read_from = ReadFrom::kNothing;
+  c.read_seconds = 0;
+  for (const Tier& tier : tiers) {
+    const int64_t saved = tier.state->tokens - c.holding.cached_tokens;
+    if (saved <= 0) return;
+    const StoreRead read = {.bytes = tier.state->bytes};
+    if (!ReadsFromStore(read, saved, tier.rate, c.load->prompt_tokens_per_second)) continue;
+    c.read_from = tier.from;
+    c.read_seconds = StoreReadSeconds(read, tier.rate);
+    return;
+  }
 }
 
 // The cheapest of computing what the worker lacks and of bringing a part of it first.
 void ChooseStart(Candidate& c, const RequestShape& request, double rate) {
   const double before = c.holding.transfer_seconds;
   c.fetch.reset();
-  c.read_seconds = ReadSeconds(*c.load, c.holding);
+  ChooseRead(c);
   c.cost = PartsAt(*c.load, request, {c.cached_tokens(), before + c.read_seconds}, rate);
   for (size_t i = 0; i < c.holding.fetch_count; ++i) {
     const FetchOffer& offer = c.holding.fetches[i];
@@ -68,6 +84,7 @@ void ChooseStart(Candidate& c, const RequestShape& request, double rate) {
     if (!first && cost.total() >= c.cost.total()) continue;
     c.cost = cost;
     c.fetch = i;
+    c.read_from = ReadFrom::kNothing;
     c.read_seconds = 0;
   }
 }

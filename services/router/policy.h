@@ -28,7 +28,8 @@ struct WorkerLoad {
   int64_t waiting_tokens = 0;           // prompt tokens there not yet computed
   double tokens_per_second = 0;         // 0: unknown
   double prompt_tokens_per_second = 0;  // of steps that mostly compute prompts; 0: unknown
-  double store_bytes_per_second = 0;    // of reading cold states; 0: unknown
+  double store_bytes_per_second = 0;    // of reading states from its disk; 0: unknown
+  double object_bytes_per_second = 0;   // and from its object store; 0: unknown
 };
 
 struct RequestShape {
@@ -53,6 +54,13 @@ struct FetchOffer {
 };
 inline constexpr size_t kFetchOffersMax = 4;
 
+// A state below a worker's memory.
+struct ColdState {
+  int64_t tokens = 0;  // of compute_tokens, that it saves once it is read; 0: there is none
+  int64_t bytes = 0;   // of it that the worker's memory lacks
+};
+enum class ReadFrom : uint8_t { kNothing, kDisk, kObjects };
+
 // What the request finds at one worker.
 struct Holding {
   int64_t cached_tokens = 0;    // of compute_tokens, in its memory and restored instead
@@ -60,9 +68,8 @@ struct Holding {
   int64_t transfer_bytes = 0;   // which is this much
   // Of the transfer: what may pass while its sender computes; and how much of it transfer_seconds lacks.
   double hideable_seconds = 0, hidden_seconds = 0;
-  // So many are restored when the worker reads so much from its disk first, where it holds a deeper state; it
-  // computes them when that is quicker (services/common/store_read.h). 0: it holds none.
-  int64_t cold_tokens = 0, cold_bytes = 0;
+  // What it could read first, and computes when that is quicker (services/common/store_read.h).
+  ColdState disk, objects;
   std::array<FetchOffer, kFetchOffersMax> fetches = {};
   size_t fetch_count = 0;
   bool must_fetch = false;    // it is a choice with one of them only
@@ -96,13 +103,19 @@ struct Candidate {
   CostParts cost;
   // Of holding.fetches: what is brought first; nothing: what is there is enough.
   std::optional<size_t> fetch;
-  double read_seconds = 0;  // of cost.move, until its disk's state is read; 0: it reads none
+  ReadFrom read_from = ReadFrom::kNothing;
+  double read_seconds = 0;  // of cost.move, until that is read
 
   const FetchOffer* offer() const { return fetch ? &holding.fetches[*fetch] : nullptr; }
-  bool reads() const { return read_seconds > 0; }
+  // Null: it reads none.
+  const ColdState* read() const {
+    return read_from == ReadFrom::kNothing ? nullptr
+           : read_from == ReadFrom::kDisk  ? &holding.disk
+                                           : &holding.objects;
+  }
   // Of compute_tokens, that are not computed.
   int64_t cached_tokens() const {
-    return fetch ? offer()->tokens : reads() ? holding.cold_tokens : holding.cached_tokens;
+    return fetch ? offer()->tokens : read() ? read()->tokens : holding.cached_tokens;
   }
 };
 // Means over the workers that know theirs, for those that have not measured themselves yet, which are then
@@ -111,7 +124,7 @@ struct MeanRates {
   double prompts = 0;  // tokens a second of prompts
   double any = 0;      // the same, of mixed steps where nobody has measured prompts
 };
-// Fetches, or reads from the worker's disk, where that takes less than computing what it saves.
+// Fetches, or reads what the worker has below its memory, where that takes less than computing what it saves.
 void Price(std::span<Candidate> candidates, const RequestShape& request, const MeanRates& rates);
 // The cheapest few, those with room first.
 std::vector<size_t> CheapestFew(std::span<const Candidate> candidates, size_t most);

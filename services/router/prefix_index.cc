@@ -22,17 +22,18 @@ struct SnapshotHolders {
 static_assert(sizeof(KeyTable<Holders>::Entry) == 16);
 static_assert(sizeof(KeyTable<SnapshotHolders>::Entry) == 24);
 
-// Says for sure that a key has no snapshot, for most keys that have none: a bit per key in a field small
-// enough for the nearest cache. Dropped keys keep their bit until the field is made anew.
-class SnapshotFilter {
+// Says for sure that tables of few keys lack a key, for most that they lack: a bit per key in a field small
+// enough for a near cache. Dropped keys keep their bit until the field is made anew.
+class KeyFilter {
  public:
   bool MayHold(uint64_t key) const {
     const uint64_t bit = BitOf(key);
     return (bits_[bit / 64] >> (bit % 64) & 1) != 0;
   }
-  void Add(uint64_t key, const KeyTable<SnapshotHolders>& table) {
+  template <typename... Tables>
+  void Add(uint64_t key, const Tables&... tables) {
     Set(key);
-    if (++added_ * kBitsPerKey > bits_.size() * 64) Renew(table);
+    if (++added_ * kBitsPerKey > bits_.size() * 64) Renew(tables...);
   }
 
  private:
@@ -43,12 +44,13 @@ class SnapshotFilter {
     const uint64_t bit = BitOf(key);
     bits_[bit / 64] |= uint64_t{1} << (bit % 64);
   }
-  void Renew(const KeyTable<SnapshotHolders>& table) {
-    added_ = static_cast<size_t>(table.size());
+  template <typename... Tables>
+  void Renew(const Tables&... tables) {
+    added_ = static_cast<size_t>((tables.size() + ...));
     size_t words = 256;
     while (words * 64 < 2 * added_ * kBitsPerKey) words *= 2;
     bits_.assign(words, 0);
-    table.ForEach([this](const auto& entry) { Set(entry.key); });
+    (tables.ForEach([this](const auto& entry) { Set(entry.key); }), ...);
   }
 
   std::vector<uint64_t> bits_ = std::vector<uint64_t>(256);
@@ -94,30 +96,45 @@ class PrefixIndex::Group {
     const auto clear = [this](auto& facts) { facts.workers &= ~stale_; };
     latents_.ChangeSegment(--sweep_left_, clear);
     snapshots_.ChangeSegment(sweep_left_, clear);
+    objects_.ChangeSegment(sweep_left_, clear);
     if (sweep_left_ == 0) stale_ = 0;
     return true;
   }
 
   int64_t entries() const { return latents_.size(); }
-  int64_t bytes() const { return latents_.bytes() + snapshots_.bytes(); }
+  int64_t snapshots() const { return snapshots_.size(); }
+  int64_t objects() const { return objects_.size(); }
+  int64_t bytes() const { return latents_.bytes() + snapshots_.bytes() + objects_.bytes(); }
 
  private:
   uint64_t LatentsAt(uint64_t key) const {
     const auto* entry = latents_.Find(key);
     return entry == nullptr ? 0 : entry->facts.workers & trusted_;
   }
+  // Null: it is not there, and there is no room for it.
+  template <typename Facts>
+  auto* FindOrAdd(KeyTable<Facts>& table, uint64_t key) {
+    return table.size() >= entries_max_ ? table.Find(key) : table.FindOrAdd(key);
+  }
   template <typename Table>
   static void Drop(Table& table, uint64_t key, uint64_t bit);
   void EndsBetween(std::span<const uint64_t> keys, size_t low, size_t high, uint64_t at_low,
                    uint64_t at_high, std::array<IndexMatch, 64>& found) const;
+  // Where the latents of the workers in `begin` end, which have the first block; the longest of them.
+  int64_t FindLatents(std::span<const uint64_t> keys, uint64_t begin,
+                      std::array<IndexMatch, 64>& found) const;
+  // Snapshots within these, and states in object stores; the workers for which there is one of the latter.
+  uint64_t FindStates(std::span<const uint64_t> keys, uint64_t begin, int64_t longest,
+                      std::array<IndexMatch, 64>& found) const;
 
   const int64_t entries_max_;
   KeyTable<Holders> latents_;
   KeyTable<SnapshotHolders> snapshots_;
-  SnapshotFilter filter_;  // of the keys in snapshots_
-  uint64_t given_ = 0;     // places in use
-  uint64_t trusted_ = 0;   // of these, those that are credited
-  uint64_t stale_ = 0;     // bits that mean nothing until they are swept
+  KeyTable<Holders> objects_;
+  KeyFilter filter_;      // of the keys in both
+  uint64_t given_ = 0;    // places in use
+  uint64_t trusted_ = 0;  // of these, those that are credited
+  uint64_t stale_ = 0;    // bits that mean nothing until they are swept
   size_t sweep_left_ = 0;
 };
 
@@ -132,8 +149,7 @@ void PrefixIndex::Group::Drop(Table& table, uint64_t key, uint64_t bit) {
 bool PrefixIndex::Group::Apply(const IndexChange& change, uint64_t bit) {
   switch (change.what) {
     case IndexChange::kLatentsAdded: {
-      const bool full = latents_.size() >= entries_max_;
-      auto* entry = full ? latents_.Find(change.key) : latents_.FindOrAdd(change.key);
+      auto* entry = FindOrAdd(latents_, change.key);
       if (entry == nullptr) return false;
       entry->facts.workers |= bit;
       return true;
@@ -143,19 +159,29 @@ bool PrefixIndex::Group::Apply(const IndexChange& change, uint64_t bit) {
       return true;
     case IndexChange::kSnapshotAdded:
     case IndexChange::kSnapshotCold: {
-      const bool full = snapshots_.size() >= entries_max_;
-      auto* entry = full ? snapshots_.Find(change.key) : snapshots_.FindOrAdd(change.key);
+      auto* entry = FindOrAdd(snapshots_, change.key);
       if (entry == nullptr) return false;
       SnapshotHolders& holders = entry->facts;
       const bool fresh = holders.empty();
       holders.workers |= bit;
       holders.cold =
           change.what == IndexChange::kSnapshotCold ? holders.cold | bit : holders.cold & ~bit;
-      if (fresh) filter_.Add(change.key, snapshots_);
+      if (fresh) filter_.Add(change.key, snapshots_, objects_);
       return true;
     }
     case IndexChange::kSnapshotDropped:
       Drop(snapshots_, change.key, bit);
+      return true;
+    case IndexChange::kObjectAdded: {
+      auto* entry = FindOrAdd(objects_, change.key);
+      if (entry == nullptr) return false;
+      const bool fresh = entry->facts.empty();
+      entry->facts.workers |= bit;
+      if (fresh) filter_.Add(change.key, snapshots_, objects_);
+      return true;
+    }
+    case IndexChange::kObjectDropped:
+      Drop(objects_, change.key, bit);
       return true;
   }
   return true;
@@ -180,11 +206,8 @@ void PrefixIndex::Group::EndsBetween(std::span<const uint64_t> keys, size_t low,
   EndsBetween(keys, middle, high, at_middle, at_high & at_middle, found);
 }
 
-void PrefixIndex::Group::Find(std::span<const uint64_t> keys, WorkerSlot first,
-                              std::vector<IndexMatch>* out) const {
-  const uint64_t begin = LatentsAt(keys[0]);
-  if (begin == 0) return;
-  std::array<IndexMatch, 64> found;
+int64_t PrefixIndex::Group::FindLatents(std::span<const uint64_t> keys, uint64_t begin,
+                                        std::array<IndexMatch, 64>& found) const {
   const uint64_t end = LatentsAt(keys.back()) & begin;
   EndsBetween(keys, 1, keys.size(), begin, end, found);
   int64_t longest = 0;
@@ -194,19 +217,43 @@ void PrefixIndex::Group::Find(std::span<const uint64_t> keys, WorkerSlot first,
     if ((end >> bit & 1) != 0) match.latents = LatentBlocks(static_cast<int64_t>(keys.size()));
     longest = std::max(longest, match.latents.value());
   }
-  for (int64_t i = 0; i < longest; ++i) {
-    if (!filter_.MayHold(keys[static_cast<size_t>(i)])) continue;
-    const auto* entry = snapshots_.Find(keys[static_cast<size_t>(i)]);
-    if (entry == nullptr) continue;
-    for (uint64_t s = entry->facts.workers & begin; s != 0; s &= s - 1) {
+  return longest;
+}
+
+uint64_t PrefixIndex::Group::FindStates(std::span<const uint64_t> keys, uint64_t begin,
+                                        int64_t longest, std::array<IndexMatch, 64>& found) const {
+  uint64_t with_object = 0;
+  const int64_t most = objects_.size() == 0 ? longest : static_cast<int64_t>(keys.size());
+  for (int64_t i = 0; i < most; ++i) {
+    const uint64_t key = keys[static_cast<size_t>(i)];
+    if (!filter_.MayHold(key)) continue;
+    const auto* snapshot = i < longest ? snapshots_.Find(key) : nullptr;
+    for (uint64_t s = snapshot == nullptr ? 0 : snapshot->facts.workers & begin; s != 0;
+         s &= s - 1) {
       const int bit = std::countr_zero(s);
       IndexMatch& match = found[static_cast<size_t>(bit)];
       if (i >= match.latents.value()) continue;
       match.snapshot = SnapshotBlocks(i + 1);
-      if ((entry->facts.cold >> bit & 1) == 0) match.warm = match.snapshot;
+      if ((snapshot->facts.cold >> bit & 1) == 0) match.warm = match.snapshot;
     }
+    const auto* object = objects_.Find(key);
+    const uint64_t there = object == nullptr ? 0 : object->facts.workers & trusted_;
+    for (uint64_t o = there; o != 0; o &= o - 1) {
+      found[static_cast<size_t>(std::countr_zero(o))].object = SnapshotBlocks(i + 1);
+    }
+    with_object |= there;
   }
-  for (uint64_t left = begin; left != 0; left &= left - 1) {
+  return with_object;
+}
+
+void PrefixIndex::Group::Find(std::span<const uint64_t> keys, WorkerSlot first,
+                              std::vector<IndexMatch>* out) const {
+  const uint64_t begin = LatentsAt(keys[0]);
+  if (begin == 0 && objects_.size() == 0) return;
+  std::array<IndexMatch, 64> found;
+  const int64_t longest = begin == 0 ? 0 : FindLatents(keys, begin, found);
+  const uint64_t with_object = FindStates(keys, begin, longest, found);
+  for (uint64_t left = begin | with_object; left != 0; left &= left - 1) {
     const int bit = std::countr_zero(left);
     found[static_cast<size_t>(bit)].worker = first + bit;
     out->push_back(found[static_cast<size_t>(bit)]);
@@ -259,6 +306,18 @@ int64_t PrefixIndex::entries() const {
   int64_t entries = 0;
   for (const auto& group : groups_) entries += group->entries();
   return entries;
+}
+
+int64_t PrefixIndex::snapshots() const {
+  int64_t snapshots = 0;
+  for (const auto& group : groups_) snapshots += group->snapshots();
+  return snapshots;
+}
+
+int64_t PrefixIndex::objects() const {
+  int64_t objects = 0;
+  for (const auto& group : groups_) objects += group->objects();
+  return objects;
 }
 
 int64_t PrefixIndex::bytes() const {

@@ -1,18 +1,23 @@
-// Which worker holds which prefix: for every block's key, who has its latents, who has a snapshot there, and
-// whose snapshot lies on disk. Fed by the workers' own words (prefix_feed.h), asked once per request.
+// Which worker holds which prefix: for every block's key, who has its latents, who has a snapshot there,
+// whose snapshot lies on disk, and who finds a state in an object store. Fed by the workers' own words
+// (prefix_feed.h), asked once per request.
 //
-// Two flat tables (key_table.h): 16 bytes for a block's latents, 24 for a snapshot, each at least half
-// full but for small ones; no tree, nothing to merge. Snapshots are few, so their table is small enough to
-// be asked about every block of a prompt. Latents are many, but a worker's have no gaps - it adds from the
-// root and drops from the leaf - so where they end is found by halving. An entry dies with its last bit,
-// so memory follows what workers hold. Keys are the 64-bit index of a PrefixKey: enough to choose a
-// worker, which looks at the whole key itself; a wrong guess costs time, never an answer.
+// Three flat tables (key_table.h): 16 bytes for a block's latents, 24 for a snapshot, 16 for a state in an
+// object store, each at least half full but for small ones; no tree, nothing to merge. Snapshots and states
+// are few, so their tables are small enough to be asked about every block of a prompt. Latents are many, but
+// a worker's have no gaps - it adds from the root and drops from the leaf - so where they end is found by
+// halving. An entry dies with its last bit, so memory follows what workers hold. Keys are the 64-bit index of
+// a PrefixKey: enough to choose a worker, which looks at the whole key itself; a wrong guess costs time,
+// never an answer.
+//
+// A state in an object store brings its latents along: it needs none at the worker, and tells of none there.
 //
 // Workers beyond 64 live in further groups, each an index of its own (WorkerSlot knows which).
 //
 // Not thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -31,11 +36,14 @@ using WorkerSlot = int32_t;
 struct IndexMatch {
   WorkerSlot worker = -1;
   LatentBlocks latents;
-  SnapshotBlocks snapshot;  // the deepest one, wherever it lies
+  SnapshotBlocks snapshot;  // the deepest one that it holds itself, in memory or on disk
   SnapshotBlocks warm;      // the deepest one in memory: at most `snapshot`
+  SnapshotBlocks object;    // the deepest one that it finds in its object store, with all latents
 
-  // The deepest one must be read from disk first.
+  // The deepest one of its own must be read from disk first.
   bool cold() const { return warm < snapshot; }
+  // What it can go on from, read first or not.
+  SnapshotBlocks reachable() const { return std::max(snapshot, object); }
   friend bool operator==(const IndexMatch&, const IndexMatch&) = default;
 };
 
@@ -46,6 +54,8 @@ struct IndexChange {
     kSnapshotAdded = 2,  // in memory
     kSnapshotDropped = 3,
     kSnapshotCold = 4,  // on disk only
+    kObjectAdded = 5,   // a whole state in the object store
+    kObjectDropped = 6,
   };
   What what;
   uint64_t key;
@@ -72,14 +82,16 @@ class PrefixIndex {
   // In order. What finds no room is dropped and counted; what is not there is not dropped twice.
   void Apply(WorkerSlot worker, std::span<const IndexChange> changes);
 
-  // What every trusted worker has of the prompt whose first i + 1 blocks are named keys[i]; workers
-  // without its first block are left out. In order of slots.
+  // What every trusted worker has of the prompt whose first i + 1 blocks are named keys[i]; workers with
+  // neither its first block nor a state in an object store are left out. In order of slots.
   std::vector<IndexMatch> Find(std::span<const uint64_t> keys) const;
 
   // Does a little of the work that RemoveWorker left; false when none is left. Call often.
   bool Sweep();
 
   int64_t entries() const;  // blocks with latents
+  int64_t snapshots() const;
+  int64_t objects() const;  // states in object stores
   int64_t bytes() const;
   uint64_t dropped() const { return dropped_; }  // facts that found no room
 

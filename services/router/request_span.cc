@@ -46,6 +46,7 @@ void AddMatch(const Decision& d, Attributes& to) {
   to.Add("deltamesh.latent_tokens", d.latent_tokens);
   to.Add("deltamesh.snapshot_tokens", d.snapshot_tokens);
   to.Add("deltamesh.warm_tokens", d.warm_tokens);
+  to.Add("deltamesh.object_store_tokens", d.object_tokens);
   to.Add("deltamesh.latents_at", std::string_view(d.latents_at));
   to.Add("deltamesh.snapshot_at", std::string_view(d.snapshot_at));
 }
@@ -57,6 +58,8 @@ void AddChoice(const Decision& d, Attributes& to) {
   to.Add("deltamesh.decode", std::string_view(chosen.decode));
   to.Add("deltamesh.compute_tokens", chosen.compute_tokens);
   to.Add("deltamesh.move_bytes", chosen.move_bytes);
+  to.Add("deltamesh.read_from", std::string_view(ReadFromName(chosen.read_from)));
+  to.Add("deltamesh.read_bytes", chosen.read_bytes);
   if (d.measured) {
     to.Add("deltamesh.estimated_seconds", chosen.cost.total());
     to.Add("deltamesh.queue_seconds", chosen.cost.queue);

@@ -84,7 +84,7 @@ absl::Status RouterCore::Impl::Submit(ClientRequest spec, absl::Time now) {
 int64_t RouterCore::Impl::CostOf(const RouterRequest& r) const {
   int64_t held = 0;
   for (const auto& [link, match] : r.held)
-    held = std::max(held, match.snapshot.value() * BlockTokens());
+    held = std::max(held, match.reachable().value() * BlockTokens());
   return r.prompt_tokens() - held +
          std::min(r.spec.max_tokens, static_cast<int64_t>(answer_tokens));
 }

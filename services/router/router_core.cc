@@ -272,6 +272,7 @@ RouterGauges RouterCore::gauges() const {
           .decode_workers = impl_->members.Count(mesh::ROLE_DECODE),
           .expert_workers = impl_->members.Count(mesh::ROLE_EXPERT),
           .prefix_blocks = impl_->prefixes.index().entries(),
+          .prefix_objects = impl_->prefixes.index().objects(),
           .prefix_bytes = impl_->prefixes.index().bytes(),
           .waiting_tokens = waiting.tokens(),
           .waiting_tenants = waiting.tenants(),

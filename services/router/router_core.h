@@ -136,6 +136,7 @@ struct RouterGauges {
   int64_t waiting = 0, live = 0;
   int64_t prefill_workers = 0, decode_workers = 0, expert_workers = 0;
   int64_t prefix_blocks = 0;   // in the index, counted once for each 64 workers
+  int64_t prefix_objects = 0;  // states in object stores, counted likewise
   int64_t prefix_bytes = 0;    // of the index
   int64_t waiting_tokens = 0;  // what waiting requests cost
   int64_t waiting_tenants = 0;

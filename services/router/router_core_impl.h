@@ -223,9 +223,9 @@ class RouterCore::Impl {
   // Fills fetch_from_.
   void FindFetchSources(const RouterRequest& r);
   void AddFetches(const Worker& worker, const IndexMatch& match, Holding& holding) const;
-  // What the worker has to read from its disk for its deepest snapshot. Latents of a snapshot in memory are
-  // there too; those beyond count as to be read.
-  static int64_t ColdBytes(const Worker& worker, const IndexMatch& match);
+  // What the worker has to read for this snapshot below its memory. Latents of a snapshot in memory are there
+  // too; those beyond count as to be read.
+  static int64_t ReadBytes(const Worker& worker, const IndexMatch& match, SnapshotBlocks snapshot);
   // Leading blocks whose latents the worker has in memory, so that nobody need send them. Of one with a
   // store those beyond its snapshots there may be on its disk only, and count as lacking; too careful where
   // it has a bucket and no disk.

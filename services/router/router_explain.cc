@@ -10,6 +10,13 @@ namespace {
 
 constexpr size_t kOfEachMax = 4;  // workers of a kind whose pairs are noted
 
+void NoteRead(const Candidate& computes, DecisionCandidate& out) {
+  const ColdState* read = computes.read();
+  out.read_from = computes.read_from;
+  out.read_bytes = read == nullptr ? 0 : read->bytes;
+  out.read_seconds = computes.read_seconds;
+}
+
 void Describe(const Candidate& decode, const RequestShape& shape, DecisionCandidate& out) {
   out.prefill.clear();
   out.decode = decode.load->name;
@@ -21,8 +28,7 @@ void Describe(const Candidate& decode, const RequestShape& shape, DecisionCandid
   out.fetch_tokens = out.fetch_bytes = 0;
   out.fetch_seconds = 0;
   out.fetch_cold = false;
-  out.read_bytes = decode.reads() ? decode.holding.cold_bytes : 0;
-  out.read_seconds = decode.read_seconds;
+  NoteRead(decode, out);
   out.room = decode.room;
 }
 
@@ -30,8 +36,7 @@ void AddPrefill(const Candidate& prefill, const RequestShape& shape, DecisionCan
   out.prefill = prefill.load->name;
   out.cached_tokens += prefill.cached_tokens();
   out.compute_tokens += shape.compute_tokens - prefill.cached_tokens();
-  out.read_bytes = prefill.reads() ? prefill.holding.cold_bytes : 0;
-  out.read_seconds = prefill.read_seconds;
+  NoteRead(prefill, out);
   out.room = out.room && prefill.room;
 }
 
@@ -72,6 +77,7 @@ void LogExplained(const Decision& d) {
                                 {"latent_tokens", d.latent_tokens},
                                 {"snapshot_tokens", d.snapshot_tokens},
                                 {"warm_tokens", d.warm_tokens},
+                                {"object_store_tokens", d.object_tokens},
                                 {"prefill", chosen.prefill},
                                 {"decode", chosen.decode},
                                 {"reason", DecisionReasonName(d.reason)},
@@ -83,6 +89,7 @@ void LogExplained(const Decision& d) {
                                 estimate("compute_seconds", chosen.cost.compute),
                                 estimate("stall_seconds", chosen.cost.stall),
                                 {"compute_tokens", chosen.compute_tokens},
+                                {"read_from", ReadFromName(chosen.read_from)},
                                 {"read_bytes", chosen.read_bytes},
                                 estimate("read_seconds", chosen.read_seconds),
                                 {"candidates", Others(d)},
@@ -117,7 +124,7 @@ void LogRefused(const RefusedRequest& refusal) {
 
 void RouterCore::Impl::ExplainMatch(const RouterRequest& r, Decision& d) const {
   d.named = !r.keys.empty();
-  d.latent_tokens = d.snapshot_tokens = d.warm_tokens = 0;
+  d.latent_tokens = d.snapshot_tokens = d.warm_tokens = d.object_tokens = 0;
   d.snapshot_cold = false;
   for (const auto& [link, match] : r.held) {
     const Worker* worker = members.Find(link);
@@ -128,6 +135,7 @@ void RouterCore::Impl::ExplainMatch(const RouterRequest& r, Decision& d) const {
       d.latents_at = worker->load.name;
     }
     d.warm_tokens = std::max(d.warm_tokens, match.warm.value() * block);
+    d.object_tokens = std::max(d.object_tokens, match.object.value() * block);
     const int64_t snapshot = match.snapshot.value() * block;
     const bool deeper = snapshot > d.snapshot_tokens;
     const bool nearer = snapshot == d.snapshot_tokens && d.snapshot_cold && !match.cold();

@@ -30,11 +30,11 @@ double StepSeconds(const Worker& worker) {
 
 }  // namespace
 
-int64_t RouterCore::Impl::ColdBytes(const Worker& worker, const IndexMatch& match) {
-  if (!match.cold()) return 0;
+int64_t RouterCore::Impl::ReadBytes(const Worker& worker, const IndexMatch& match,
+                                    SnapshotBlocks snapshot) {
   const mesh::Capacity& c = worker.registration.capacity();
   return static_cast<int64_t>(c.slab_bytes()) +
-         (match.snapshot.value() - match.warm.value()) * static_cast<int64_t>(c.block_bytes());
+         (snapshot.value() - match.warm.value()) * static_cast<int64_t>(c.block_bytes());
 }
 
 LatentBlocks RouterCore::Impl::WarmLatents(const Worker& worker, const IndexMatch& match) {
@@ -60,8 +60,8 @@ void RouterCore::Impl::FindFetchSources(const RouterRequest& r) {
       fetch_from_.push_back({.worker = worker, .blocks = match.warm.value(), .delay = step});
     }
     if (!match.cold()) continue;
-    const double read =
-        StoreReadSeconds({.bytes = ColdBytes(*worker, match)}, worker->load.store_bytes_per_second);
+    const double read = StoreReadSeconds({.bytes = ReadBytes(*worker, match, match.snapshot)},
+                                         worker->load.store_bytes_per_second);
     fetch_from_.push_back(
         {.worker = worker, .blocks = match.snapshot.value(), .delay = step + read, .cold = true});
   }

@@ -45,6 +45,9 @@ RouterMetrics::RouterMetrics(Metrics* m)
       expert_(m->Gauge(kWorkers, kWorkersHelp, {{"worker_role", "expert"}})),
       prefix_blocks_(m->Gauge("deltamesh_prefix_index_blocks",
                               "Blocks in the prefix index, once for each 64 workers.")),
+      prefix_objects_(
+          m->Gauge("deltamesh_prefix_index_objects",
+                   "States in object stores that workers know of, once for each 64 workers.")),
       prefix_bytes_(m->Gauge("deltamesh_prefix_index_bytes", "Memory of the prefix index.")),
       prefix_unknown_(m->Gauge("deltamesh_prefix_unknown_workers",
                                "Workers whose prefixes are not all told yet.")),
@@ -127,6 +130,7 @@ void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool 
   decode_.Set(static_cast<double>(g.decode_workers));
   expert_.Set(static_cast<double>(g.expert_workers));
   prefix_blocks_.Set(static_cast<double>(g.prefix_blocks));
+  prefix_objects_.Set(static_cast<double>(g.prefix_objects));
   prefix_bytes_.Set(static_cast<double>(g.prefix_bytes));
   prefix_unknown_.Set(static_cast<double>(g.prefix_unknown));
   sessions_.Set(static_cast<double>(g.sessions));

@@ -55,6 +55,7 @@ class RouterMetrics {
   prometheus::Gauge& decode_;
   prometheus::Gauge& expert_;
   prometheus::Gauge& prefix_blocks_;
+  prometheus::Gauge& prefix_objects_;
   prometheus::Gauge& prefix_bytes_;
   prometheus::Gauge& prefix_unknown_;
   prometheus::Gauge& sessions_;

@@ -239,7 +239,7 @@ uint64_t RouterCore::Impl::JunctionOf(const RouterRequest& r) const {
   SnapshotBlocks snapshot;
   for (const auto& [link, match] : r.held) {
     latents = std::max(latents, match.latents);
-    snapshot = std::max(snapshot, match.snapshot);
+    snapshot = std::max(snapshot, match.reachable());
   }
   const bool parts = latents.value() < static_cast<int64_t>(r.keys.size());
   const int64_t saved = latents.value() - snapshot.value();
@@ -315,18 +315,21 @@ Holding RouterCore::Impl::Cached(const Worker& worker, const IndexMatch& match,
   const int64_t block = BlockTokens();
   Holding holding;
   holding.cached_tokens = std::min(match.warm.value() * block, most);
-  if (match.cold()) {
-    holding.cold_tokens = std::min(match.snapshot.value() * block, most);
-    holding.cold_bytes = ColdBytes(worker, match);
-  }
+  const auto below = [&](SnapshotBlocks snapshot) {
+    return ColdState{.tokens = std::min(snapshot.value() * block, most),
+                     .bytes = ReadBytes(worker, match, snapshot)};
+  };
+  if (match.cold()) holding.disk = below(match.snapshot);
+  if (match.object > match.warm) holding.objects = below(match.object);
   return holding;
 }
 
 namespace {
 
 // A decode worker that holds nothing of a prompt computes it alone, beside prefill workers, only when it can
-// fetch most of it. False: it cannot.
+// read most of it from its object store, or fetch most of it. False: it cannot.
 bool KeepAppends(int64_t prompt_tokens, Holding& holding) {
+  if (holding.objects.tokens * 2 >= prompt_tokens) return true;
   size_t kept = 0;
   for (size_t i = 0; i < holding.fetch_count; ++i) {
     const FetchOffer& offer = holding.fetches[i];

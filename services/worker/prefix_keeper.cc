@@ -136,8 +136,10 @@ void PrefixKeeper::AddReclaimable(mesh::Heartbeat* load) {
   load->set_latent_blocks_free(load->latent_blocks_free() + static_cast<uint64_t>(reclaimable_));
 }
 
-void PrefixKeeper::AddStoreRate(mesh::Heartbeat* load) const {
-  if (tier_ != nullptr) load->set_store_bytes_per_second(tier_->disk_bytes_per_second());
+void PrefixKeeper::AddStoreRates(mesh::Heartbeat* load) const {
+  if (tier_ == nullptr) return;
+  load->set_store_bytes_per_second(tier_->bytes_per_second(StoreTier::kDisk));
+  load->set_object_bytes_per_second(tier_->bytes_per_second(StoreTier::kObjects));
 }
 
 void PrefixKeeper::AddMetrics(MetricList& list) const {

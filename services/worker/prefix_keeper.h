@@ -81,7 +81,7 @@ class PrefixKeeper {
   // Metrics have the last count.
   void AddReclaimable(mesh::Heartbeat* load);
   // How fast the disk below is read.
-  void AddStoreRate(mesh::Heartbeat* load) const;
+  void AddStoreRates(mesh::Heartbeat* load) const;
   void AddMetrics(MetricList& list) const;
 
  private:

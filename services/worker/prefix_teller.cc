@@ -10,27 +10,22 @@ void PrefixTeller::Begin(LinkId link) {
   Gather();  // for the others: what is held is up to date
   Listener listener;
   for (const auto& [key, held] : held_) {
-    listener.untold.push_back({key, mesh::PrefixChanges::LATENTS_ADDED});
+    if (held & (kLatents | kStoredLatents)) {
+      listener.untold.push_back({key, mesh::PrefixChanges::LATENTS_ADDED});
+    }
     if (held & kSnapshot) {
       listener.untold.push_back({key, mesh::PrefixChanges::SNAPSHOT_ADDED});
     } else if (held & kStoredSnapshot) {
       listener.untold.push_back({key, mesh::PrefixChanges::SNAPSHOT_COLD});
     }
+    if (held & kObject) listener.untold.push_back({key, mesh::PrefixChanges::OBJECT_ADDED});
   }
   listeners_[link] = std::move(listener);
 }
 
-// The disk's first: a state is written before memory drops it, and should not seem to be gone between.
+// What is below first: a state is written before memory drops it, and should not seem to be gone between.
 void PrefixTeller::Gather() {
-  if (tier_ != nullptr) {
-    for (const StoreChange& change : tier_->TakeChanges()) {
-      const bool block =
-          change.what == StoreChange::kBlockAdded || change.what == StoreChange::kBlockDropped;
-      const bool added =
-          change.what == StoreChange::kBlockAdded || change.what == StoreChange::kSnapshotAdded;
-      Change(change.key.index(), block ? kStoredLatents : kStoredSnapshot, added);
-    }
-  }
+  if (tier_ != nullptr) GatherBelow();
   for (const PrefixChange& change : cache_->TakeChanges()) {
     const bool block =
         change.what == PrefixChange::kBlockAdded || change.what == PrefixChange::kBlockDropped;
@@ -38,6 +33,20 @@ void PrefixTeller::Gather() {
         change.what == PrefixChange::kBlockAdded || change.what == PrefixChange::kSnapshotAdded;
     Change(change.key.index(), block ? kLatents : kSnapshot, added);
     if (tier_ != nullptr && change.evicted) tier_->OnEvicted(change.key);
+  }
+}
+
+void PrefixTeller::GatherBelow() {
+  const auto added = [](const StoreChange& change) {
+    return change.what == StoreChange::kBlockAdded || change.what == StoreChange::kSnapshotAdded;
+  };
+  for (const StoreChange& change : tier_->TakeChanges(StoreTier::kDisk)) {
+    const bool block =
+        change.what == StoreChange::kBlockAdded || change.what == StoreChange::kBlockDropped;
+    Change(change.key.index(), block ? kStoredLatents : kStoredSnapshot, added(change));
+  }
+  for (const StoreChange& change : tier_->TakeChanges(StoreTier::kObjects)) {
+    Change(change.key.index(), kObject, added(change));
   }
 }
 
@@ -57,15 +66,18 @@ void PrefixTeller::Change(uint64_t key, Held bit, bool held) {
                                     : mesh::PrefixChanges::SNAPSHOT_DROPPED);
   }
   if (!latents(after) && latents(before)) Say(key, mesh::PrefixChanges::LATENTS_DROPPED);
+  if ((after & kObject) != (before & kObject)) {
+    Say(key, held ? mesh::PrefixChanges::OBJECT_ADDED : mesh::PrefixChanges::OBJECT_DROPPED);
+  }
 }
 
 void PrefixTeller::Say(uint64_t key, mesh::PrefixChanges::What what) {
   for (auto& [link, listener] : listeners_) listener.untold.push_back({key, what});
 }
 
-// Telling everything takes at most two facts a block. Twice that: to begin anew then leaves half or less to
+// Telling everything takes at most three facts a block. Twice that: to begin anew then leaves half or less to
 // tell, and what is held, however much, can be told to its end.
-size_t PrefixTeller::UntoldMax() const { return std::max(limits_.untold_max, 4 * held_.size()); }
+size_t PrefixTeller::UntoldMax() const { return std::max(limits_.untold_max, 6 * held_.size()); }
 
 void PrefixTeller::Tell(WorkerLinks& links) {
   if (cache_ == nullptr) return;

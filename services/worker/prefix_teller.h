@@ -1,8 +1,9 @@
-// Tells routers what the prefix cache and the disk below it hold: everything once, then every change, in
+// Tells routers what the prefix cache and the tiers below it hold: everything once, then every change, in
 // messages of bounded size that count up, so that a router notices when one is missing.
 //
 // A block is held while memory or disk has its latents; a snapshot in memory hides the one on disk. Both have
-// their latents without gaps, at every moment, so what they have together has none either.
+// their latents without gaps, at every moment, so what they have together has none either. States of the
+// object store are facts of their own: each has its latents with it.
 //
 // Not thread-safe: part of a core.
 #pragma once
@@ -51,9 +52,16 @@ class PrefixTeller {
   };
 
   // Where the latents and the snapshot of a block are.
-  enum Held : uint8_t { kLatents = 1, kStoredLatents = 2, kSnapshot = 4, kStoredSnapshot = 8 };
+  enum Held : uint8_t {
+    kLatents = 1,
+    kStoredLatents = 2,
+    kSnapshot = 4,
+    kStoredSnapshot = 8,
+    kObject = 16,
+  };
 
   void Gather();
+  void GatherBelow();
   void Change(uint64_t key, Held bit, bool held);
   void Say(uint64_t key, mesh::PrefixChanges::What what);
   size_t UntoldMax() const;

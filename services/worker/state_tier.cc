@@ -150,7 +150,10 @@ void StateTier::Scan(absl::Time now) {
   }
 }
 
-std::vector<StoreChange> StateTier::TakeChanges() {
+std::vector<StoreChange> StateTier::TakeChanges(StoreTier tier) {
+  if (tier == StoreTier::kObjects) {
+    return objects_ == nullptr ? std::vector<StoreChange>() : objects_->TakeChanges();
+  }
   return disk_ == nullptr ? std::vector<StoreChange>() : disk_->TakeChanges();
 }
 

@@ -125,13 +125,12 @@ class StateTier final : public SessionStore {
 
   // ---- what others see ----
 
-  // Changes of what is on disk, for those who tell routers.
-  std::vector<StoreChange> TakeChanges();
+  // Changes of what a tier has, for those who tell routers; of the object store whole states only.
+  std::vector<StoreChange> TakeChanges(StoreTier tier);
   // A snapshot left memory to make room: lost unless a tier has it or is about to.
   void OnEvicted(const PrefixKey& key);
-  double disk_bytes_per_second() const {
-    return rate(StoreTier::kDisk);
-  }  // read, measured; 0: not known
+  // Read, measured; 0: not known.
+  double bytes_per_second(StoreTier tier) const { return rate(tier); }
   // Nothing is queued or under way.
   bool idle() const;
   void AddMetrics(MetricList& list) const;

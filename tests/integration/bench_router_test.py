@@ -25,7 +25,7 @@ class BenchRouterTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         figures = json.loads(done.stdout)["router"]
         self.assertEqual(list(figures),
-                         ["lookup_p99_us", "index_changes_per_second", "index_bytes_per_block",
+                         ["lookup_p99_us", "index_changes_per_second", "index_bytes_per_entry",
                           "index_growth_under_churn", "request_cpu_seconds",
                           "request_with_text_cpu_seconds", "request_over_http_cpu_seconds",
                           "request_among_others_cpu_seconds", "intake_cpu_seconds",

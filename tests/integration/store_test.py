@@ -10,7 +10,7 @@ import unittest
 
 sys.path[:0] = os.environ["DELTAMESH_PYTHON_PATH"].split(":")
 from plain import plain_answers  # noqa: E402
-from processes import GOLDEN, Mesh, wait_until  # noqa: E402
+from processes import BINARY, GOLDEN, Mesh, wait_until  # noqa: E402
 
 MODEL = os.path.join(GOLDEN, "kimi_linear_tiny")
 FLAGS = ["--slabs=4", "--latent-blocks=64", "--context-tokens=1024", "--store-after-seconds=0.2",
@@ -99,7 +99,14 @@ class StoreTest(unittest.TestCase):
         one.close()
         other = self.mesh(bucket)
         self.wait_counted(other, 2, "deltamesh_store_states", tier="object_store")
+        # Neither worker holds anything, and the router knows what they would read.
+        wait_until(lambda: other.router.metrics().sum("deltamesh_prefix_index_objects") >= 1, 20,
+                   "the router knows")
         self.assertEqual(self.ask(other), CACHED)
+        explained = subprocess.run([BINARY, "explain", f"--router={other.router.ports()['grpc']}"],
+                                   check=True, capture_output=True, text=True, timeout=30).stdout
+        self.assertIn(f"no latents, no snapshot, in the object store at {CACHED}", explained)
+        self.assertIn("of it read from the object store", explained)
         # A server that goes away costs nothing but what it holds.
         server.kill()
         third = self.mesh(bucket)

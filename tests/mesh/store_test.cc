@@ -115,6 +115,41 @@ TEST_P(MeshStoreTest, DamagedFilesAreRecomputedAndCounted) {
 }
 
 // A request that is cancelled while its state is read leaves nothing behind, and the next one is served.
+// Workers that hold nothing share a bucket: routers credit each with what it would read there, and once it is
+// gone, behind their backs, with nothing.
+TEST_P(MeshStoreTest, ABucketIsCreditedToEveryWorkerThatKnowsIt) {
+  MemoryBucket bucket;
+  TestMeshOptions options = Options();
+  options.store_folder.clear();
+  options.bucket = &bucket;
+  options.tier.list_every = absl::Milliseconds(100);
+  TestMesh mesh(options);
+  mesh.Start();
+  ClientRequest request = MakeRequest("a", 300, 6, 8);
+  Ask(mesh, request);
+  mesh.RunFor(absl::Seconds(1));
+  EXPECT_FALSE(bucket.objects.empty());
+  RestartWorkers(mesh);
+  request.request_id = "b";
+  EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 256);
+  const auto decided = [&] { return *mesh.router().decisions().Last(1).front(); };
+  Decision d = decided();
+  EXPECT_EQ(d.latent_tokens, 0);
+  EXPECT_EQ(d.object_tokens, 256);
+  EXPECT_EQ(d.candidates[d.chosen].read_from, ReadFrom::kObjects);
+  EXPECT_EQ(d.candidates[d.chosen].cached_tokens, 256);
+  EXPECT_GT(d.candidates[d.chosen].read_bytes, 0);
+  RestartWorkers(mesh);
+  bucket.objects.clear();
+  request.request_id = "c";
+  EXPECT_EQ(Ask(mesh, request).usage.cached_tokens, 0);
+  EXPECT_EQ(decided().object_tokens, 256) << "as of the last listing";
+  RestartWorkers(mesh);
+  request.request_id = "d";
+  Ask(mesh, request);
+  EXPECT_TRUE(mesh.RunUntil([&] { return mesh.AtBaseline(); }, absl::Seconds(1)));
+}
+
 TEST_P(MeshStoreTest, ACancelledRequestLeavesNothing) {
   TestMesh mesh(Options());
   mesh.Start();

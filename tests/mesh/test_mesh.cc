@@ -186,6 +186,34 @@ std::unique_ptr<TestMesh::Worker> TestMesh::Make(const std::string& name, mesh::
   return worker;
 }
 
+std::unique_ptr<StateTier> TestMesh::MakeTier(const Worker& w) const {
+  const StateIdentity identity = {.model = PrefixModel(w.model->digest(), kStateLayoutVersion),
+                                  .layout = w.model->state_layout()};
+  std::unique_ptr<DiskStore> disk;
+  if (!options_.store_folder.empty()) {
+    DiskStoreOptions options;
+    options.folder =
+        options_.store_each ? options_.store_folder + "/" + w.name : options_.store_folder;
+    options.bytes_max = options_.store_bytes;
+    options.identity = identity;
+    auto opened = DiskStore::Open(options, &clock_);
+    CHECK_OK(opened.status());
+    disk = *std::move(opened);
+  }
+  std::unique_ptr<ObjectStates> objects;
+  if (options_.bucket != nullptr) {
+    ObjectStatesOptions options;
+    options.bytes_max = options_.store_bytes;
+    options.identity = identity;
+    objects = std::make_unique<ObjectStates>(
+        options, std::make_unique<MemoryObjects>(options_.bucket), &clock_);
+  }
+  StateTierOptions tier = options_.tier;
+  tier.threads = false;
+  return std::make_unique<StateTier>(tier, w.cache.get(), std::move(disk), std::move(objects),
+                                     nullptr);
+}
+
 void TestMesh::MakeAttention(Worker& w) {
   w.model = &SharedModel(options_.folder, WithoutExperts(options_.load));
   RemoteExpertsOptions experts;
@@ -204,19 +232,7 @@ void TestMesh::MakeAttention(Worker& w) {
         {.bytes_max = options_.cache_bytes, .plan = {}, .learning = options_.learning},
         w.engine->pools());
   }
-  if (!options_.store_folder.empty()) {
-    DiskStoreOptions disk;
-    disk.folder =
-        options_.store_each ? options_.store_folder + "/" + w.name : options_.store_folder;
-    disk.bytes_max = options_.store_bytes;
-    disk.identity = {.model = PrefixModel(w.model->digest(), kStateLayoutVersion),
-                     .layout = w.model->state_layout()};
-    auto store = DiskStore::Open(disk, &clock_);
-    CHECK_OK(store.status());
-    StateTierOptions tier = options_.tier;
-    tier.threads = false;
-    w.tier = std::make_unique<StateTier>(tier, w.cache.get(), *std::move(store), nullptr, nullptr);
-  }
+  if (!options_.store_folder.empty() || options_.bucket != nullptr) w.tier = MakeTier(w);
 
   mesh::Register registration;
   registration.set_name(w.name);

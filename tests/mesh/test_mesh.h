@@ -29,6 +29,7 @@
 #include "services/router/router_core.h"
 #include "services/worker/worker_core.h"
 #include "tests/mesh/rewriting_transport.h"
+#include "tests/unit/store/memory_objects.h"
 
 namespace deltamesh::testing {
 
@@ -85,6 +86,7 @@ struct TestMeshOptions {
   std::string store_folder;  // that they share; empty: none
   bool store_each = false;   // each has a folder of its own in it instead
   int64_t store_bytes = int64_t{64} << 20;
+  MemoryBucket* bucket = nullptr;  // that they share as well; null: none
   StateTierOptions tier;
   FetchOptions fetch;
   bool verify_checksums = true;
@@ -156,6 +158,7 @@ class TestMesh {
 
   std::unique_ptr<Worker> Make(const std::string& name, mesh::Role role, int index);
   void MakeAttention(Worker& worker);
+  std::unique_ptr<StateTier> MakeTier(const Worker& worker) const;
   void MakeExpert(Worker& worker, int index);
   void Connect(Worker& worker);
   void CarryOut(std::vector<RouterAction> actions);

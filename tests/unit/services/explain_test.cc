@@ -86,7 +86,7 @@ TEST(DescribeRequestTest, NothingThatOthersSentActsOnATerminal) {
   EXPECT_EQ(text.find('\x1b'), text.npos);
 }
 
-TEST(DescribeRequestTest, WhatLiesOnADiskIsSaid) {
+TEST(DescribeRequestTest, WhatLiesBelowMemoryIsSaid) {
   v1::RequestExplanation r;
   r.set_looked_up(true);
   r.set_latent_tokens(640);
@@ -107,8 +107,13 @@ TEST(DescribeRequestTest, WhatLiesOnADiskIsSaid) {
   EXPECT_THAT(DescribeRequest(r), HasSubstr("576 cached)\n"));
   c->set_read_bytes(3 << 20);
   c->set_read_seconds(1.5);
+  c->set_read_from("disk");
   EXPECT_THAT(DescribeRequest(r),
               HasSubstr("576 cached, 3.0 MiB of it read from its disk in 1.50 s)\n"));
+  r.set_object_store_tokens(1280);
+  c->set_read_from("object store");
+  EXPECT_THAT(DescribeRequest(r), HasSubstr(", in memory at 128, in the object store at 1280\n"));
+  EXPECT_THAT(DescribeRequest(r), HasSubstr("3.0 MiB of it read from the object store in 1.50 s)"));
 }
 
 TEST_F(ExplainCliTest, ARequestIsFoundByItsTraceAndAnswersWithItsSpan) {

@@ -34,7 +34,7 @@ TEST_F(MembershipTest, EveryMismatchIsRefusedWithBothValues) {
       {[](mesh::Register* r) { r->mutable_model()->set_tile_tokens(32); },
        "tile_tokens: worker has 32, router has 16"},
       {[](mesh::Register* r) { r->mutable_model()->set_protocol(9); },
-       "protocol: worker has 9, router has 1"},
+       absl::StrFormat("protocol: worker has 9, router has %d", kMeshProtocol)},
       {[](mesh::Register* r) { r->set_transport_kind("ucx"); },
        "transport_kind: worker has \"ucx\", router has \"inproc\""},
   };
@@ -65,11 +65,12 @@ TEST_F(MembershipTest, TextAndProtocolBindTheFirstRegistrantToo) {
   o.identity.set_text_digest("mine");
   Restart(o);
   mesh::WorkerMessage m = TestRegister("d1", mesh::ROLE_DECODE);
-  m.mutable_register_()->mutable_model()->set_protocol(2);
+  m.mutable_register_()->mutable_model()->set_protocol(kMeshProtocol + 1);
   Open(1, m);
   const std::string out = Drain();
   EXPECT_THAT(out, HasSubstr("text_digest: worker has \"t1\", router has \"mine\""));
-  EXPECT_THAT(out, HasSubstr("protocol: worker has 2, router has 1"));
+  EXPECT_THAT(out, HasSubstr(absl::StrFormat("protocol: worker has %d, router has %d",
+                                             kMeshProtocol + 1, kMeshProtocol)));
   EXPECT_FALSE(core->Ready().ok());
   // The whole digest is still free: the first worker that fits names it.
   EXPECT_FALSE(core->identity().has_value());

@@ -73,18 +73,18 @@ TEST(PolicyTest, ColdSnapshotsCostTheTimeToReadThem) {
   Candidate c = {.load = &w[1], .holding = {}, .cost = {}, .fetch = {}};
   const auto seconds = [&](double bytes_per_second, int64_t warm, int64_t cold, int64_t bytes) {
     w[1].store_bytes_per_second = bytes_per_second;
-    c.holding = {.cached_tokens = warm, .cold_tokens = cold, .cold_bytes = bytes};
+    c.holding = {.cached_tokens = warm, .disk = {.tokens = cold, .bytes = bytes}};
     Price({&c, 1}, Shape("x"), {});
-    EXPECT_EQ(c.cached_tokens(), c.reads() ? cold : warm);
+    EXPECT_EQ(c.cached_tokens(), c.read() ? cold : warm);
     EXPECT_DOUBLE_EQ(c.read_seconds, c.cost.move);
     return c.cost.total();
   };
   EXPECT_DOUBLE_EQ(seconds(1000, 64, 0, 0), 3.6);      // in memory, and nothing deeper
   EXPECT_DOUBLE_EQ(seconds(1000, 0, 64, 500), 4.102);  // half a second for 6.4
-  EXPECT_TRUE(c.reads());
+  EXPECT_EQ(c.read_from, ReadFrom::kDisk);
   EXPECT_DOUBLE_EQ(seconds(1000, 32, 64, 500), 4.102);  // for 3.2
   EXPECT_DOUBLE_EQ(seconds(100, 32, 64, 500), 6.8);     // 5 for 3.2: it goes on from memory
-  EXPECT_FALSE(c.reads());
+  EXPECT_EQ(c.read_from, ReadFrom::kNothing);
   EXPECT_DOUBLE_EQ(seconds(100, 0, 64, 500), 8.602);  // 5 for 6.4
   EXPECT_DOUBLE_EQ(seconds(1, 0, 64, 1000), 10);      // then it computes all
   // Who has not measured its disk or itself reads, and so learns.
@@ -97,8 +97,38 @@ TEST(PolicyTest, ColdSnapshotsCostTheTimeToReadThem) {
   w[1].name = "b";
   w[1].store_bytes_per_second = 1000;
   const std::vector<Holding> warm_or_cold = {{.cached_tokens = 64},
-                                             {.cold_tokens = 64, .cold_bytes = 1}};
+                                             {.disk = {.tokens = 64, .bytes = 1}}};
   EXPECT_EQ(Choose(w, Shape("x"), warm_or_cold), 0u);
+}
+
+// Of two tiers the deeper state is read, unless computing takes less: then the other one's.
+TEST(PolicyTest, TheDeeperOfDiskAndObjectStoreIsReadWhereThatIsQuicker) {
+  WorkerLoad w = Load("a");
+  w.prompt_tokens_per_second = 10;
+  w.store_bytes_per_second = 1000;
+  Candidate c = {.load = &w, .holding = {}, .cost = {}, .fetch = {}};
+  const auto from = [&](int64_t disk, int64_t objects, double object_rate) {
+    w.object_bytes_per_second = object_rate;
+    c.holding = {.cached_tokens = 16,
+                 .disk = {.tokens = disk, .bytes = 500},
+                 .objects = {.tokens = objects, .bytes = 900}};
+    Price({&c, 1}, Shape("x"), {});
+    return c.read_from;
+  };
+  EXPECT_EQ(from(0, 64, 1000), ReadFrom::kObjects);
+  EXPECT_EQ(c.cached_tokens(), 64);
+  EXPECT_DOUBLE_EQ(c.read_seconds, 0.902);
+  EXPECT_DOUBLE_EQ(c.cost.total(), 3.6 + 0.902);
+  EXPECT_EQ(from(32, 64, 1000), ReadFrom::kObjects);
+  EXPECT_EQ(from(64, 64, 1e9), ReadFrom::kDisk) << "of equals the nearer";
+  EXPECT_EQ(from(64, 32, 1e9), ReadFrom::kDisk);
+  EXPECT_EQ(from(32, 64, 10), ReadFrom::kDisk) << "90 s for 4.8";
+  EXPECT_EQ(c.cached_tokens(), 32);
+  EXPECT_DOUBLE_EQ(c.read_seconds, 0.502);
+  EXPECT_EQ(from(0, 64, 10), ReadFrom::kNothing);
+  EXPECT_EQ(c.cached_tokens(), 16);
+  EXPECT_EQ(from(0, 16, 1e9), ReadFrom::kNothing) << "no deeper than memory";
+  EXPECT_EQ(from(0, 64, 0), ReadFrom::kObjects) << "not measured yet";
 }
 
 // A state elsewhere is brought when that is quicker than computing what it saves; the quickest of several.
@@ -127,13 +157,12 @@ TEST(PolicyTest, StatesElsewhereAreBroughtWhenThatIsQuicker) {
   EXPECT_DOUBLE_EQ(price(2, true), 7);
   // What it would read from its disk first, it does not read then.
   w.store_bytes_per_second = 1;
-  c.holding.cold_tokens = 63;
-  c.holding.cold_bytes = 4;
+  c.holding.disk = {.tokens = 63, .bytes = 4};
   EXPECT_DOUBLE_EQ(price(2, false), 7);
-  EXPECT_FALSE(c.reads());
+  EXPECT_EQ(c.read(), nullptr);
   EXPECT_EQ(c.cached_tokens(), 60);
   EXPECT_DOUBLE_EQ(price(1, false), 3.7 + 4.002);
-  EXPECT_TRUE(c.reads());
+  EXPECT_EQ(c.read_from, ReadFrom::kDisk);
   EXPECT_EQ(c.cached_tokens(), 63);
 }
 
@@ -236,7 +265,7 @@ TEST(PolicyTest, TokensAndSecondsAreNeverAddedUp) {
   for (int i = 0; i < 16; ++i) EXPECT_EQ(Cheapest(c, Shape(std::to_string(i))), 1u);
   // What lies on disk, or elsewhere, is worth the tokens it saves.
   w[0].store_bytes_per_second = 1;
-  c = price({.cold_tokens = 64, .cold_bytes = 1 << 20}, 0, 0);
+  c = price({.disk = {.tokens = 64, .bytes = 1 << 20}}, 0, 0);
   EXPECT_DOUBLE_EQ(c[0].cost.compute, 36);
   Holding offered = {.fetch_count = 1};
   offered.fetches[0] = {.tokens = 64, .bytes = 1, .seconds = 90};

@@ -102,6 +102,38 @@ TEST(PrefixIndex, TheDeepestInMemoryIsKnownBelowADeeperOneOnDisk) {
                                    .warm = SnapshotBlocks(9)}));
 }
 
+// A state in an object store has its latents with it: it counts where the worker itself has none, and past
+// the end of those that it has.
+TEST(PrefixIndex, AStateInAnObjectStoreNeedsNoLatentsAtTheWorker) {
+  PrefixIndex index;
+  const WorkerSlot a = index.AddWorker(), b = index.AddWorker();
+  index.Trust(a);
+  const auto keys = Keys(1, 10);
+  Add(index, a, keys, 5, {4});
+  const std::vector<IndexChange> states = {{IndexChange::kObjectAdded, keys[2]},
+                                           {IndexChange::kObjectAdded, keys[7]}};
+  index.Apply(a, states);
+  index.Apply(b, states);
+  const IndexMatch of_a = {.worker = a,
+                           .latents = LatentBlocks(5),
+                           .snapshot = SnapshotBlocks(4),
+                           .warm = SnapshotBlocks(4),
+                           .object = SnapshotBlocks(8)};
+  EXPECT_THAT(index.Find(keys), ElementsAre(of_a)) << "the other is not trusted yet";
+  EXPECT_FALSE(of_a.cold());
+  EXPECT_EQ(of_a.reachable(), SnapshotBlocks(8));
+  index.Trust(b);
+  EXPECT_THAT(index.Find(keys),
+              ElementsAre(of_a, IndexMatch{.worker = b, .object = SnapshotBlocks(8)}));
+  EXPECT_EQ(index.Find(std::span(keys).first(7)).back().object, SnapshotBlocks(3));
+  index.Apply(b, std::vector<IndexChange>{{IndexChange::kObjectDropped, keys[7]}});
+  EXPECT_EQ(index.Find(keys).back().object, SnapshotBlocks(3));
+  index.Apply(b, std::vector<IndexChange>{{IndexChange::kObjectDropped, keys[2]}});
+  EXPECT_THAT(index.Find(keys), ElementsAre(of_a));
+  index.RemoveWorker(a);
+  EXPECT_THAT(index.Find(keys), IsEmpty());
+}
+
 TEST(PrefixIndex, ARemovedWorkerIsForgottenAtOnceAndItsPlaceIsCleanWhenGivenAgain) {
   PrefixIndex index;
   std::vector<WorkerSlot> workers;
@@ -139,7 +171,7 @@ TEST(PrefixIndex, AFullIndexDropsWhatIsNewAndKeepsWhatItHas) {
 // Random traffic of many workers against sets.
 TEST(PrefixIndex, EqualsABruteForceTwin) {
   struct Facts {
-    std::set<uint64_t> latents, snapshots, cold;
+    std::set<uint64_t> latents, snapshots, cold, objects;
     bool trusted = false;
   };
   SeededEntropy random(5);
@@ -155,7 +187,7 @@ TEST(PrefixIndex, EqualsABruteForceTwin) {
   }
   PrefixIndex index;
   std::map<WorkerSlot, Facts> twin;
-  int hidden = 0, cold_only = 0;
+  int hidden = 0, cold_only = 0, object_only = 0, deeper_object = 0;
   for (int step = 0; step < 3000; ++step) {
     if (twin.size() < 100 && below(20) == 0) twin[index.AddWorker()];
     if (twin.empty()) continue;
@@ -201,6 +233,12 @@ TEST(PrefixIndex, EqualsABruteForceTwin) {
         facts.cold.erase(key);
       }
     }
+    for (size_t n = below(3); n-- > 0;) {
+      const uint64_t key = prompt[below(60)];
+      const bool added = below(3) != 0;
+      changes.push_back({added ? IndexChange::kObjectAdded : IndexChange::kObjectDropped, key});
+      added ? (void)facts.objects.insert(key) : (void)facts.objects.erase(key);
+    }
     index.Apply(worker->first, changes);
     index.Sweep();
 
@@ -213,16 +251,25 @@ TEST(PrefixIndex, EqualsABruteForceTwin) {
         match.snapshot = SnapshotBlocks(match.latents.value());
         if (!f.cold.contains(prompt[i])) match.warm = match.snapshot;
       }
-      if (f.trusted && match.latents.value() > 0) expected.push_back(match);
+      for (size_t i = 0; i < prompt.size(); ++i) {
+        if (f.objects.contains(prompt[i]))
+          match.object = SnapshotBlocks(static_cast<int64_t>(i + 1));
+      }
+      const bool any = match.latents.value() + match.object.value() > 0;
+      if (f.trusted && any) expected.push_back(match);
     }
     ASSERT_EQ(index.Find(prompt), expected) << step;
     for (const IndexMatch& match : expected) {
       hidden += match.warm.value() > 0 && match.cold();
       cold_only += match.warm.value() == 0 && match.cold();
+      object_only += match.latents.value() == 0;
+      deeper_object += match.object > match.snapshot && match.snapshot.value() > 0;
     }
   }
   EXPECT_GT(hidden, 100);
   EXPECT_GT(cold_only, 100);
+  EXPECT_GT(object_only, 40);
+  EXPECT_GT(deeper_object, 100);
   EXPECT_GT(twin.size(), 64u);
 }
 

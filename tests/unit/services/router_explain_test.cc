@@ -226,6 +226,49 @@ TEST_F(ExplainTest, TheTwoFactsOfWhatIsHeldAndTheChoiceToAppend) {
   EXPECT_EQ(d.candidates[0].compute_tokens, 172);
 }
 
+// A worker's bucket counts for that worker: what it would read there is neither computed nor paid for in the
+// queue, and nobody fetches it from there.
+TEST_F(ExplainTest, AStateInTheObjectStoreIsReadByWhoKnowsOfIt) {
+  Join(4, "d2", mesh::ROLE_DECODE);
+  PrefixChain chain(PrefixModel("d1", 1), "");
+  chain.Append(Make("", 300).prompt);
+  mesh::WorkerMessage told;
+  told.mutable_prefixes()->set_complete(true);
+  Send(4, told);
+  told.mutable_prefixes()->add_keys(chain.keys()[2].index());
+  told.mutable_prefixes()->mutable_changes()->push_back(mesh::PrefixChanges::OBJECT_ADDED);
+  Send(kDecode, told);
+  for (const LinkId link : {kDecode, LinkId{4}}) {
+    mesh::WorkerMessage beat;
+    beat.mutable_heartbeat()->set_slabs_free(4);
+    beat.mutable_heartbeat()->set_latent_blocks_free(64);
+    beat.mutable_heartbeat()->set_tokens_per_second(100);
+    beat.mutable_heartbeat()->set_prompt_tokens_per_second(100);
+    beat.mutable_heartbeat()->set_object_bytes_per_second(1e9);
+    Send(link, beat);
+  }
+  Rate(kPrefill, 10, 1000);  // a long queue
+  ASSERT_TRUE(Submit("a", 300).ok());
+  const Decision& d = Last();
+  EXPECT_EQ(d.latent_tokens, 0);
+  EXPECT_EQ(d.snapshot_tokens, 0);
+  EXPECT_EQ(d.object_tokens, 192);
+  EXPECT_EQ(d.cost_tokens, 300 - 192 + 8);
+  const DecisionCandidate& chosen = d.candidates[d.chosen];
+  EXPECT_EQ(chosen.decode, "d1");
+  EXPECT_EQ(chosen.prefill, "");
+  EXPECT_EQ(chosen.read_from, ReadFrom::kObjects);
+  EXPECT_EQ(chosen.cached_tokens, 192);
+  EXPECT_EQ(chosen.fetch_from, "");
+  // It is gone: the worker says so, and nobody is credited with it.
+  told.mutable_prefixes()->set_sequence(1);
+  told.mutable_prefixes()->set_changes(std::string(1, mesh::PrefixChanges::OBJECT_DROPPED));
+  Send(kDecode, told);
+  ASSERT_TRUE(Submit("b", 300).ok());
+  EXPECT_EQ(Last().object_tokens, 0);
+  EXPECT_EQ(Last().candidates[Last().chosen].cached_tokens, 0);
+}
+
 // Of sixteen breakpoints of a prompt that is new, the two shallowest reach the workers; of one that is known,
 // all that are known and two more.
 TEST_F(ExplainTest, BreakpointsOfUniquePromptsAreBounded) {

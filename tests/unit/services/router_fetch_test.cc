@@ -24,7 +24,9 @@ struct Fake {
   int64_t warm = -1;
   int64_t running = 0;
   double rate = 100;
-  double disk = 0;  // bytes a second; 0: not measured
+  double disk = 0;     // bytes a second; 0: not measured
+  int64_t object = 0;  // blocks of its deepest state in the object store
+  double objects = 0;  // bytes a second
 
   int64_t in_memory() const { return warm < 0 ? snapshot : warm; }
   bool cold() const { return in_memory() < snapshot; }
@@ -36,8 +38,30 @@ struct Fake {
   double compute(int64_t tokens) const {
     return static_cast<double>(tokens) / rate * (running > 0 && !prefill ? 2 : 1);
   }
-  double read_bytes() const { return kSlab + kBlock * static_cast<double>(snapshot - in_memory()); }
-  double read() const { return 0.002 + read_bytes() / (disk > 0 ? disk : 5e8); }
+  double read_bytes(int64_t blocks) const {
+    return kSlab + kBlock * static_cast<double>(blocks - in_memory());
+  }
+  // From its disk, for itself or others.
+  double read() const { return 0.002 + read_bytes(snapshot) / (disk > 0 ? disk : 5e8); }
+
+  struct Read {
+    ReadFrom from = ReadFrom::kNothing;
+    int64_t blocks = 0;
+    double seconds = 0;
+  };
+  // What it reads for itself: the deeper of two, the other where it would compute that before it were read.
+  Read reads() const {
+    const auto quick = [this](double seconds, double speed, int64_t blocks) {
+      return blocks > in_memory() &&
+             (speed == 0 || seconds <= static_cast<double>((blocks - in_memory()) * 64) / rate);
+    };
+    const double there = 0.002 + read_bytes(object) / (objects > 0 ? objects : 5e8);
+    const Read near =
+        quick(read(), disk, snapshot) ? Read{ReadFrom::kDisk, snapshot, read()} : Read();
+    const Read far =
+        quick(there, objects, object) ? Read{ReadFrom::kObjects, object, there} : Read();
+    return far.blocks > near.blocks ? far : near;
+  }
 };
 
 class RouterFetchTest : public RouterCoreTest {
@@ -63,6 +87,7 @@ class RouterFetchTest : public RouterCoreTest {
     };
     if (w.cold()) tell(w.snapshot, mesh::PrefixChanges::SNAPSHOT_COLD);
     if (w.in_memory() > 0) tell(w.in_memory(), mesh::PrefixChanges::SNAPSHOT_ADDED);
+    if (w.object > 0) tell(w.object, mesh::PrefixChanges::OBJECT_ADDED);
     Send(w.link, told);
     mesh::WorkerMessage beat;
     beat.mutable_heartbeat()->set_slabs_free(static_cast<uint64_t>(w.slabs));
@@ -72,6 +97,7 @@ class RouterFetchTest : public RouterCoreTest {
     beat.mutable_heartbeat()->set_draining(w.draining);
     beat.mutable_heartbeat()->set_prompt_tokens_per_second(w.rate);
     beat.mutable_heartbeat()->set_store_bytes_per_second(w.disk);
+    beat.mutable_heartbeat()->set_object_bytes_per_second(w.objects);
     Send(w.link, beat);
   }
   void Fetched(LinkId link, const std::string& id, uint32_t attempt, const std::string& reason,
@@ -108,13 +134,9 @@ double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, doub
     best = total;
     *to_compute = tokens - cached;
   };
-  // What is on disk is computed after all when that is quicker than reading it, as far as is known.
-  const double saved = static_cast<double>((w.snapshot - w.in_memory()) * 64) / w.rate;
-  if (w.cold() && (w.disk == 0 || w.read() <= saved)) {
-    consider(w.read(), w.snapshot * 64);
-  } else {
-    consider(0, w.in_memory() * 64);
-  }
+  // What is below memory is computed after all when that is quicker than reading it, as far as is known.
+  const Fake::Read read = w.reads();
+  consider(read.seconds, std::max(read.blocks, w.in_memory()) * 64);
   for (const Fake& from : all) {
     if (from.link == w.link || !from.fetches || !w.fetches) continue;
     for (const int64_t blocks : {from.snapshot, from.in_memory()}) {
@@ -132,7 +154,8 @@ double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, doub
 TEST_F(RouterFetchTest, EveryWayIsWeighed) {
   SeededEntropy entropy(7);
   const auto draw = [&](uint64_t n) { return static_cast<int64_t>(entropy.Next() % n); };
-  int fetched = 0, handed = 0, alone = 0, waited = 0, cold = 0, read = 0, passed_by = 0;
+  int fetched = 0, handed = 0, alone = 0, waited = 0, cold = 0, read = 0, passed_by = 0,
+      from_bucket = 0;
   for (int round = 0; round < 1000; ++round) {
     Restart(DefaultOptions());
     const int64_t prompt = 66 + draw(900), position = (prompt - 1) / 64 * 64;
@@ -158,6 +181,10 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
           w.disk = draw(3) == 0 ? 0 : 2e7 * static_cast<double>(1 + draw(100));
         }
         states += w.cold() + (w.in_memory() > 0);
+      }
+      if (draw(3) == 0) {
+        w.object = 1 + draw(static_cast<uint64_t>(position / 64));
+        w.objects = draw(3) == 0 ? 0 : 2e7 * static_cast<double>(1 + draw(100));
       }
       Add(w, keys);
     }
@@ -228,14 +255,17 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
       const auto computes = std::find_if(all.begin(), all.end(), [&](const Fake& w) {
         return w.name == (chosen.prefill.empty() ? chosen.decode : chosen.prefill);
       });
-      const bool reads = chosen.read_bytes > 0;
-      read += reads;
-      passed_by += !reads && computes->cold() && computes->in_memory() > 0;
-      if (reads) {
-        EXPECT_EQ(static_cast<double>(chosen.read_bytes), computes->read_bytes()) << round;
-        EXPECT_DOUBLE_EQ(chosen.read_seconds, computes->read()) << round;
-        EXPECT_EQ(chosen.cached_tokens, computes->snapshot * 64) << round;
+      const Fake::Read reads = computes->reads();
+      EXPECT_EQ(chosen.read_from, reads.from) << round;
+      read += reads.from == ReadFrom::kDisk;
+      from_bucket += reads.from == ReadFrom::kObjects;
+      passed_by += reads.blocks == 0 && computes->cold() && computes->in_memory() > 0;
+      if (reads.blocks > 0) {
+        EXPECT_EQ(static_cast<double>(chosen.read_bytes), computes->read_bytes(reads.blocks));
+        EXPECT_DOUBLE_EQ(chosen.read_seconds, reads.seconds) << round;
+        EXPECT_EQ(chosen.cached_tokens, reads.blocks * 64) << round;
       } else {
+        EXPECT_EQ(chosen.read_bytes, 0) << round;
         EXPECT_EQ(chosen.cached_tokens, computes->in_memory() * 64) << round;
       }
     }
@@ -260,6 +290,7 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
   EXPECT_GT(waited, 10);
   EXPECT_GT(cold, 10);
   EXPECT_GT(read, 10);
+  EXPECT_GT(from_bucket, 10);
   EXPECT_GT(passed_by, 5);
 }
 

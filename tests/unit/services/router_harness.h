@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "services/common/protocol.h"
 #include "services/common/retry_hint.h"
 #include "services/router/router_core.h"
 
@@ -26,7 +27,7 @@ inline mesh::ModelIdentity TestIdentity() {
   id.set_state_layout(1);
   id.set_block_tokens(64);
   id.set_tile_tokens(16);
-  id.set_protocol(1);
+  id.set_protocol(kMeshProtocol);
   return id;
 }
 

@@ -67,6 +67,11 @@ TEST_F(RouterJunctionTest, NotNearASnapshotWhereverThatIs) {
   EXPECT_EQ(Told(14), 0);
 }
 
+TEST_F(RouterJunctionTest, NotBeforeAStateInAnObjectStore) {
+  Hold(kHolder, 10, {10}, mesh::PrefixChanges::OBJECT_ADDED);
+  EXPECT_EQ(Told(14), 0);
+}
+
 TEST_F(RouterJunctionTest, BeyondASnapshotByAsMuchAsWorkersAsk) {
   Hold(kHolder, 10, {6});
   EXPECT_EQ(Told(14), 640);

@@ -2,9 +2,12 @@
 // absent, and nothing is tried for ever.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "deltamesh/mesh/session.pb.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "services/worker/prefix_teller.h"
 #include "tests/unit/store/memory_objects.h"
 #include "tests/unit/store/tier_fixture.h"
 
@@ -461,6 +464,64 @@ TEST_F(StateTierFaultsTest, WhereTheBucketIsTooSlowTheDiskIsRead) {
   t.Settle();
   EXPECT_TRUE(t.tier->Ended(load, t.clock.now));
   EXPECT_EQ(t.cache->Find(path).snapshot.value(), 3);
+}
+
+// Routers are told of a bucket what this worker would read there: what it put, what others put as of the last
+// listing, and no more what it found gone.
+TEST_F(StateTierFaultsTest, RoutersHearOfTheBucketWhatItsWorkerKnows) {
+  const auto prompt = RandomPrompt(5, 200, testing::kVocab);
+  const auto path = TieredEngine::PathOf(prompt);
+  auto t = Engine(nullptr);
+  WorkerLinks links{mesh::Register()};
+  links.Open(1);
+  PrefixTeller teller(t->cache.get(), t->tier.get());
+  teller.Begin(1);
+  std::set<uint64_t> objects, latents;
+  const auto hear = [&] {
+    teller.Tell(links);
+    for (const SendToRouter& sent : links.Take()) {
+      const mesh::PrefixChanges& changes = sent.message.prefixes();
+      for (int i = 0; i < changes.keys_size(); ++i) {
+        const char what = changes.changes()[static_cast<size_t>(i)];
+        const uint64_t key = changes.keys(i);
+        if (what == mesh::PrefixChanges::LATENTS_ADDED) EXPECT_TRUE(latents.insert(key).second);
+        if (what == mesh::PrefixChanges::LATENTS_DROPPED) EXPECT_EQ(latents.erase(key), 1u);
+        if (what == mesh::PrefixChanges::OBJECT_ADDED) EXPECT_TRUE(objects.insert(key).second);
+        if (what == mesh::PrefixChanges::OBJECT_DROPPED) EXPECT_EQ(objects.erase(key), 1u);
+      }
+    }
+  };
+  {  // another worker's
+    auto other = Engine(nullptr);
+    other->Run(prompt);
+    other->Settle(absl::Seconds(31));
+    EXPECT_EQ(other->Metric("store_states", "object_store"), 1);
+  }
+  hear();
+  EXPECT_TRUE(objects.empty()) << "not listed yet";
+  t->Settle(absl::Seconds(61));
+  hear();
+  const std::set<uint64_t> state = {path[2].index()};
+  EXPECT_EQ(objects, state);
+  EXPECT_TRUE(latents.empty()) << "none are the worker's own";
+  // Who comes later is told the same.
+  objects.clear();
+  teller.Begin(1);
+  hear();
+  EXPECT_EQ(objects, state);
+  // Found gone, and put again from memory.
+  const auto kept = std::exchange(bucket_.objects, {});
+  const StateLoadRef load = t->tier->Load(path, 0, t->clock.now);
+  ASSERT_NE(load, nullptr);
+  t->Settle();
+  EXPECT_TRUE(t->tier->Ended(load, t->clock.now));
+  hear();
+  EXPECT_TRUE(objects.empty());
+  t->Run(prompt);
+  t->Settle(absl::Seconds(31));
+  hear();
+  EXPECT_EQ(objects, state);
+  EXPECT_EQ(bucket_.objects.size(), kept.size());
 }
 
 // A bucket that lives and is slow costs one prompt the longest wait, not each.
