@@ -79,10 +79,16 @@ class StoreTest(unittest.TestCase):
         self.wait_counted(mesh, 1, "deltamesh_store_refused_total", tier="disk", reason="bad_content")
 
     def test_a_bucket_is_every_machines(self):
+        # moto's; and that of a program, where there is one (tests/unit/store/s3_server.py).
+        for program in filter(None, ["moto", os.environ.get("DELTAMESH_TEST_S3_SERVER")]):
+            with self.subTest(server=program):
+                self.check_a_bucket([] if program == "moto" else [program])
+
+    def check_a_bucket(self, program):
         python = os.path.join(os.environ["DELTAMESH_VENV"], "bin", "python")
         self.assertTrue(os.path.exists(python), "no S3 server: run `./dev test` once, which installs it")
-        out = os.path.join(self.folder, "s3")
-        server = subprocess.Popen([python, "-B", os.environ["DELTAMESH_S3_SERVER"], out],
+        out = os.path.join(self.folder, "program" if program else "s3")
+        server = subprocess.Popen([python, "-B", os.environ["DELTAMESH_S3_SERVER"], out, *program],
                                   stdin=subprocess.PIPE)
         self.addCleanup(server.stdin.close)
         self.addCleanup(server.wait)

@@ -1,6 +1,4 @@
 // The bucket tier against a real server that checks signatures.
-#include "runtime/store/object_states.h"
-
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +8,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/store/disk_store.h"
+#include "runtime/store/object_states.h"
 #include "runtime/store/s3_client.h"
 #include "tests/unit/store/s3_fixture.h"
 
@@ -26,19 +25,19 @@ using testing::TinyIdentity;
 
 const std::string kX = "x", kY = "y";
 
-class ObjectStatesTest : public ::testing::Test {
+class ObjectStatesTest : public ::testing::TestWithParam<std::string> {
  protected:
   static void SetUpTestSuite() {
     InitLog("test", LogLevel::kError);
-    server_ = new S3Server();
+    for (const std::string& program : testing::S3Programs()) {
+      servers_[program] = std::make_unique<S3Server>(program);
+    }
   }
-  static void TearDownTestSuite() {
-    delete server_;
-    server_ = nullptr;
-  }
+  static void TearDownTestSuite() { servers_.clear(); }
 
+  S3Server& server() const { return *servers_[GetParam()]; }
   S3Options Options() const {
-    return server_->Options(::testing::UnitTest::GetInstance()->current_test_info()->name());
+    return server().Options(::testing::UnitTest::GetInstance()->current_test_info()->name());
   }
   std::unique_ptr<S3Client> Client(const S3Options& options) {
     auto client = S3Client::Create(options, &clock_);
@@ -68,12 +67,15 @@ class ObjectStatesTest : public ::testing::Test {
     return PiecesReader({std::as_bytes(std::span(bytes))});
   }
 
-  static S3Server* server_;
+  static std::map<std::string, std::unique_ptr<S3Server>> servers_;
   SteppedClock clock_;
 };
-S3Server* ObjectStatesTest::server_ = nullptr;
+std::map<std::string, std::unique_ptr<S3Server>> ObjectStatesTest::servers_;
 
-TEST_F(ObjectStatesTest, ObjectsComeBackAsTheyWerePut) {
+INSTANTIATE_TEST_SUITE_P(Servers, ObjectStatesTest, ::testing::ValuesIn(testing::S3Programs()),
+                         [](const auto& param) { return testing::S3ProgramName(param.param); });
+
+TEST_P(ObjectStatesTest, ObjectsComeBackAsTheyWerePut) {
   auto client = Client(Options());
   std::string content(3'000'000, 0);
   SeededEntropy random(1);
@@ -97,7 +99,7 @@ TEST_F(ObjectStatesTest, ObjectsComeBackAsTheyWerePut) {
   EXPECT_EQ(client->List("", 10, nullptr)->size(), 0u);
 }
 
-TEST_F(ObjectStatesTest, ListingsHaveManyPages) {
+TEST_P(ObjectStatesTest, ListingsHaveManyPages) {
   S3Options options = Options();
   options.page_objects = 10;
   auto client = Client(options);
@@ -115,7 +117,7 @@ TEST_F(ObjectStatesTest, ListingsHaveManyPages) {
             absl::StatusCode::kResourceExhausted);
 }
 
-TEST_F(ObjectStatesTest, AWrongSecretIsRefused) {
+TEST_P(ObjectStatesTest, AWrongSecretIsRefused) {
   S3Options options = Options();
   options.secret_key += "x";
   auto client = Client(options);
@@ -132,7 +134,7 @@ TEST_F(ObjectStatesTest, AWrongSecretIsRefused) {
   EXPECT_EQ(Client(Options())->List("", 10, nullptr)->size(), 0u);
 }
 
-TEST_F(ObjectStatesTest, AnotherWorkerReadsWhatOnePut) {
+TEST_P(ObjectStatesTest, AnotherWorkerReadsWhatOnePut) {
   const auto path = TestPath(1, 9, 4), branch = TestPath(2, 7, 4);
   auto one = Store();
   ASSERT_TRUE(one->List().ok());
@@ -158,7 +160,7 @@ TEST_F(ObjectStatesTest, AnotherWorkerReadsWhatOnePut) {
 }
 
 // The files of a folder become objects as they are, parents first.
-TEST_F(ObjectStatesTest, FilesGoUpAsTheyAre) {
+TEST_P(ObjectStatesTest, FilesGoUpAsTheyAre) {
   TestFolder folder;
   DiskStoreOptions disk_options;
   disk_options.folder = folder.path;
@@ -185,7 +187,7 @@ TEST_F(ObjectStatesTest, FilesGoUpAsTheyAre) {
   EXPECT_TRUE(Read(*other, First(path, 4)).ok());
 }
 
-TEST_F(ObjectStatesTest, DamagedAndForeignObjectsAreRefused) {
+TEST_P(ObjectStatesTest, DamagedAndForeignObjectsAreRefused) {
   const auto path = TestPath(4, 2);
   auto store = Store();
   ASSERT_TRUE(store->Put(TestState(path).source(), nullptr).ok());
@@ -230,7 +232,7 @@ TEST_F(ObjectStatesTest, DamagedAndForeignObjectsAreRefused) {
   EXPECT_EQ(other->stats().missed, 1u);
 }
 
-TEST_F(ObjectStatesTest, TheBoundHolds) {
+TEST_P(ObjectStatesTest, TheBoundHolds) {
   const int64_t bound = 9000;
   auto store = Store(bound);
   SeededEntropy random(3);
@@ -255,7 +257,7 @@ TEST_F(ObjectStatesTest, TheBoundHolds) {
             absl::StatusCode::kResourceExhausted);
 }
 
-TEST_F(ObjectStatesTest, RecordsAreEveryWorkers) {
+TEST_P(ObjectStatesTest, RecordsAreEveryWorkers) {
   auto one = Store(), other = Store();
   EXPECT_EQ(one->GetRecord("s/1").status().code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(one->PutRecord("s/1", "first").ok());
@@ -286,7 +288,7 @@ TEST_F(ObjectStatesTest, RecordsAreEveryWorkers) {
 }
 
 // Shares are counted per group, whatever is put anew, listed or replaced.
-TEST_F(ObjectStatesTest, ATenantHasAShareOfTheRecords) {
+TEST_P(ObjectStatesTest, ATenantHasAShareOfTheRecords) {
   ObjectStatesOptions options;
   options.bytes_max = 1 << 20;
   options.records_max = 6;
@@ -309,7 +311,7 @@ TEST_F(ObjectStatesTest, ATenantHasAShareOfTheRecords) {
 }
 
 // What a put expects to replace is said to the server.
-TEST_F(ObjectStatesTest, PutsReplaceOnlyWhatTheyExpect) {
+TEST_P(ObjectStatesTest, PutsReplaceOnlyWhatTheyExpect) {
   auto client = Client(Options());
   PiecesReader one = Bytes(kX);
   EXPECT_TRUE(client->PutIf("records/one", one, "", nullptr).ok());
@@ -327,7 +329,7 @@ TEST_F(ObjectStatesTest, PutsReplaceOnlyWhatTheyExpect) {
 }
 
 // Nobody waits long for a server that is down, and it is asked again later.
-TEST_F(ObjectStatesTest, AServerThatIsDownIsLeftAlone) {
+TEST_P(ObjectStatesTest, AServerThatIsDownIsLeftAlone) {
   S3Options options = Options();
   options.call_max = absl::Milliseconds(300);
   options.tries = 2;
@@ -335,7 +337,7 @@ TEST_F(ObjectStatesTest, AServerThatIsDownIsLeftAlone) {
   auto client = Client(options);
   PiecesReader body = Bytes(kX);
   ASSERT_TRUE(client->Put("a", body, nullptr).ok());
-  server_->Freeze();
+  server().Freeze();
   const absl::Time begin = absl::Now();
   EXPECT_EQ(client->Put("a", body, nullptr).code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(client->failed_tries(), 2u);
@@ -351,7 +353,7 @@ TEST_F(ObjectStatesTest, AServerThatIsDownIsLeftAlone) {
   EXPECT_EQ(Client(options)->Put("a", body, [&] { return absl::Now() > cancel; }).code(),
             absl::StatusCode::kCancelled);
   EXPECT_LT(absl::Now() - cancel, absl::Seconds(3));
-  server_->Thaw();
+  server().Thaw();
   for (int i = 0; i < 5 && !client->Put("a", body, nullptr).ok(); ++i)
     clock_.now += absl::Minutes(2);
   EXPECT_TRUE(client->Put("a", body, nullptr).ok());

@@ -1,14 +1,17 @@
 // A real S3 server on loopback for a test program: s3_server.py in the environment that ./dev test makes.
+// Every test of one runs against moto and, where DELTAMESH_TEST_S3_SERVER names one, against that program.
 #pragma once
 
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "runtime/store/s3_client.h"
@@ -16,9 +19,19 @@
 
 namespace deltamesh::testing {
 
+// "": moto.
+inline std::vector<std::string> S3Programs() {
+  const char* program = getenv("DELTAMESH_TEST_S3_SERVER");
+  if (program == nullptr || *program == 0) return {""};
+  return {"", program};
+}
+inline std::string S3ProgramName(const std::string& program) {
+  return program.empty() ? "moto" : "program";
+}
+
 class S3Server {
  public:
-  S3Server() {
+  explicit S3Server(const std::string& program) {
     const std::string python = std::string(DELTAMESH_BINARY_DIR) + "/venv/bin/python";
     CHECK(access(python.c_str(), X_OK) == 0,
           "%s is not there: run `./dev test` once, which makes it", python);
@@ -31,7 +44,8 @@ class S3Server {
       dup2(input[0], 0);
       close(input[0]);
       close(input[1]);
-      execl(python.c_str(), python.c_str(), "-B", script.c_str(), out.c_str(), nullptr);
+      execl(python.c_str(), python.c_str(), "-B", script.c_str(), out.c_str(),
+            program.empty() ? nullptr : program.c_str(), nullptr);
       _exit(127);
     }
     close(input[0]);

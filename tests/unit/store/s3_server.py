@@ -1,10 +1,49 @@
 """An S3 server on loopback that checks signatures, with one bucket and one user who may do everything.
 
 Writes `key=value` lines to the file given (address, bucket, access_key, secret_key) and serves until its
-standard input ends.
+standard input ends. The server is moto; or, with a second argument, that program, until it is killed or its
+parent is gone: versitygw, which was not made to be asked by tests
+(go install github.com/versity/versitygw/cmd/versitygw@latest).
 """
+import ctypes
 import os
+import signal
+import socket
 import sys
+import time
+
+KEYS = "tester", "testers-secret"   # of a program
+
+
+def run(program, out):
+    """Becomes the program; its data lies beside `out`."""
+    bucket, attributes = out + ".data/states", out + ".attributes"
+    os.makedirs(bucket)
+    os.makedirs(attributes)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    if os.fork() == 0:
+        for _ in range(600):
+            with socket.socket() as s:
+                if s.connect_ex(("127.0.0.1", port)) == 0:
+                    write(out, f"http://127.0.0.1:{port}", *KEYS)
+                    break
+            time.sleep(0.1)
+        os._exit(0)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # when the parent dies
+    os.execv(program, [program, f"--port=127.0.0.1:{port}", f"--access={KEYS[0]}", f"--secret={KEYS[1]}",
+                       "--quiet", "posix", f"--sidecar={attributes}", os.path.dirname(bucket)])
+
+
+def write(out, address, access_key, secret_key):
+    with open(out + ".partial", "w") as f:
+        f.write(f"address={address}\nbucket=states\naccess_key={access_key}\nsecret_key={secret_key}\n")
+    os.rename(out + ".partial", out)
+
+
+if __name__ == "__main__" and len(sys.argv) > 2:
+    run(sys.argv[2], sys.argv[1])
 
 # Requests up to here are not checked: they make the user, its keys, its policy and the bucket.
 os.environ["INITIAL_NO_AUTH_ACTION_COUNT"] = "4"
@@ -34,10 +73,7 @@ def main(out):
     s3 = boto3.client("s3", endpoint_url=address, region_name="us-east-1",
                       config=boto3.session.Config(s3={"addressing_style": "path"}))
     s3.create_bucket(Bucket="states")
-    with open(out + ".partial", "w") as f:
-        f.write(f"address={address}\nbucket=states\naccess_key={key['AccessKeyId']}\n"
-                f"secret_key={key['SecretAccessKey']}\n")
-    os.rename(out + ".partial", out)
+    write(out, address, key["AccessKeyId"], key["SecretAccessKey"])
     sys.stdin.read()
     server.stop()
 

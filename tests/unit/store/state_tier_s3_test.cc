@@ -15,40 +15,44 @@ using testing::SteppedClock;
 using testing::TestFolder;
 using testing::TieredEngine;
 
-class StateTierS3Test : public ::testing::TestWithParam<const char*> {
+class StateTierS3Test : public ::testing::TestWithParam<std::tuple<const char*, std::string>> {
  protected:
   static void SetUpTestSuite() {
     InitLog("test", LogLevel::kError);
-    if (server_ == nullptr) server_ = new S3Server();
+    for (const std::string& program : testing::S3Programs()) {
+      servers_[program] = std::make_unique<S3Server>(program);
+    }
   }
-  static void TearDownTestSuite() {
-    delete server_;
-    server_ = nullptr;
-  }
+  static void TearDownTestSuite() { servers_.clear(); }
+  static const char* Family() { return std::get<0>(GetParam()); }
   std::unique_ptr<ObjectStore> Bucket() {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    S3Options options =
-        server_->Options(absl::StrFormat("%s/%s", test->test_suite_name(), test->name()));
+    S3Options options = servers_[std::get<1>(GetParam())]->Options(
+        absl::StrFormat("%s/%s", test->test_suite_name(), test->name()));
     options.call_max = absl::Seconds(5);
     options.retry_after = absl::Milliseconds(10);
     return *S3Client::Create(options, &clock_);
   }
   std::string Folder(const char* name) const { return folder_.path + "/" + name; }
 
-  static S3Server* server_;
+  static std::map<std::string, std::unique_ptr<S3Server>> servers_;
   SteppedClock clock_;
   TestFolder folder_;
 };
-S3Server* StateTierS3Test::server_ = nullptr;
+std::map<std::string, std::unique_ptr<S3Server>> StateTierS3Test::servers_;
 
 INSTANTIATE_TEST_SUITE_P(Families, StateTierS3Test,
-                         ::testing::Values("kimi_k3_tiny", "kimi_linear_tiny"),
-                         [](const auto& param) { return std::string(param.param); });
+                         ::testing::Combine(::testing::Values("kimi_k3_tiny", "kimi_linear_tiny"),
+                                            ::testing::ValuesIn(testing::S3Programs())),
+                         [](const auto& param) {
+                           return std::string(std::get<0>(param.param)) + "_" +
+                                  testing::S3ProgramName(std::get<1>(param.param));
+                         });
 
 TEST_P(StateTierS3Test, EveryTailLengthFromABucketEqualsAColdRun) {
   const std::vector<TokenId> shared = RandomPrompt(1, 200, testing::kVocab);
   {
-    TieredEngine t(GetParam(), Folder("one"), Bucket());
+    TieredEngine t(Family(), Folder("one"), Bucket());
     t.Run(shared);
     t.Settle(absl::Seconds(31));
     EXPECT_EQ(t.Metric("store_states", "object_store"), 0);
@@ -56,7 +60,7 @@ TEST_P(StateTierS3Test, EveryTailLengthFromABucketEqualsAColdRun) {
     t.Settle(absl::Seconds(2));
     EXPECT_EQ(t.Metric("store_states", "object_store"), 1);
   }
-  TieredEngine t(GetParam(), "", Bucket());  // another machine
+  TieredEngine t(Family(), "", Bucket());  // another machine
   for (int64_t tail = 1; tail <= 64; ++tail) {
     t.cache->Clear();
     std::vector<TokenId> prompt(shared.begin(), shared.begin() + 192);
@@ -72,13 +76,13 @@ TEST_P(StateTierS3Test, EveryTailLengthFromABucketEqualsAColdRun) {
 
 TEST_P(StateTierS3Test, EveryTailLengthFromABucketInCompanyEqualsAColdRunAlone) {
   const std::vector<TokenId> shared = RandomPrompt(1, 200, testing::kVocab);
-  TieredEngine one(GetParam(), "", Bucket());
+  TieredEngine one(Family(), "", Bucket());
   one.Run(shared);
   one.Settle(absl::Seconds(31));
   one.Settle(absl::Minutes(11));
   one.Settle(absl::Seconds(2));
   EXPECT_EQ(one.Metric("store_states", "object_store"), 1);
-  TieredEngine t(GetParam(), "", Bucket());  // another machine, without a disk
+  TieredEngine t(Family(), "", Bucket());  // another machine, without a disk
   t.ExpectEveryTailInCompany({shared.begin(), shared.begin() + 192});
 }
 
@@ -86,9 +90,9 @@ TEST_P(StateTierS3Test, EveryTailLengthFromABucketInCompanyEqualsAColdRunAlone) 
 TEST_P(StateTierS3Test, ASessionMovesThroughTheBucket) {
   const auto prompt = RandomPrompt(4, 330, testing::kVocab);
   const auto path = TieredEngine::PathOf(prompt);
-  TieredEngine other(GetParam(), Folder("other"), Bucket());
+  TieredEngine other(Family(), Folder("other"), Bucket());
   {
-    TieredEngine one(GetParam(), Folder("one"), Bucket());
+    TieredEngine one(Family(), Folder("one"), Bucket());
     one.Run({prompt.begin(), prompt.begin() + 200});
     one.Settle(absl::Seconds(31));
     one.Run(prompt);
@@ -121,7 +125,7 @@ TEST_P(StateTierS3Test, AServerThatIsDownCostsNoAnswer) {
   options.bucket = "b";
   options.access_key = options.secret_key = "x";
   options.retry_after = absl::Milliseconds(1);
-  TieredEngine t(GetParam(), "", *S3Client::Create(options, &clock_));
+  TieredEngine t(Family(), "", *S3Client::Create(options, &clock_));
   EXPECT_EQ(t.Run(prompt), t.Cold(prompt));
   t.Settle(absl::Seconds(31));
   EXPECT_GE(t.Metric("store_failures_total", "write"), 1);
@@ -132,7 +136,7 @@ TEST_P(StateTierS3Test, AServerThatIsDownCostsNoAnswer) {
   t.tier->GetRecord(2, "session");
   EXPECT_EQ(t.Done().status.code(), absl::StatusCode::kUnavailable);
 
-  TieredEngine disk(GetParam(), Folder("disk"), *S3Client::Create(options, &clock_));
+  TieredEngine disk(Family(), Folder("disk"), *S3Client::Create(options, &clock_));
   disk.Run(prompt);
   disk.tier->Suspend(3, path);
   done = disk.Done();
