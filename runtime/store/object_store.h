@@ -41,8 +41,8 @@ class ObjectStore {
   virtual absl::StatusOr<std::string> Get(const std::string& name, int64_t bytes_max,
                                           const CancelCheck& cancelled,
                                           std::string* version = nullptr) = 0;
-  // `bytes`: its size if that is known, else -1. The reader asks for ranges, of whatever has the name by
-  // then; it must not outlive this.
+  // `bytes`: its size, as listed. The reader asks for ranges, of whatever has the name by then, NOT_FOUND
+  // when that has another size; it must not outlive this.
   virtual absl::StatusOr<std::unique_ptr<ByteReader>> Open(const std::string& name, int64_t bytes,
                                                            const CancelCheck& cancelled) = 0;
   // Names that begin with `prefix`, in their order; RESOURCE_EXHAUSTED beyond `most`.

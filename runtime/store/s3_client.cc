@@ -7,6 +7,8 @@
 #include <sstream>
 #include <utility>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "runtime/base/status.h"
 
@@ -15,6 +17,7 @@ namespace {
 
 constexpr size_t kTextMax = size_t{16}
                             << 20;  // of an answer that is text: a page of a listing, an error
+constexpr size_t kSaidMax = 200;    // of a server's message
 
 std::string Escaped(std::string_view text) {
   std::string out;
@@ -51,20 +54,69 @@ bool WorthARetry(long code) {
   return code == 408 || code == 429 || code == 500 || code == 502 || code == 503 || code == 504;
 }
 
-std::string ReasonIn(const std::string& text) { return Xml(text).get("Error.Code", "no reason"); }
-
-// Of all but 404.
-absl::Status StatusOfAnswer(long code, const std::string& text, const std::string& doing) {
-  const std::string why = ReasonIn(text);
-  if (code == 401 || code == 403) {
-    return FailedPrecondition(
-        "%s: %s; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION", doing, why);
+// Why a server refused, in its words: a code that programs may go by, and what it says to people.
+struct Reason {
+  explicit Reason(const std::string& text) {
+    const auto tree = Xml(text);
+    code = tree.get("Error.Code", "no reason");
+    const std::string said = tree.get("Error.Message", "").substr(0, kSaidMax);
+    told = said.empty() ? code : absl::StrFormat("%s (%s)", code, said);
   }
-  if (code == 409 || code == 412) return Aborted("%s: answer %d, %s", doing, code, why);
-  if (code == 501) return absl::UnimplementedError(absl::StrFormat("%s: %s", doing, why));
-  if (WorthARetry(code)) return Unavailable("%s: answer %d, %s", doing, code, why);
-  return Internal("%s: answer %d, %s", doing, code, why);
+  template <typename... Codes>
+  bool IsOneOf(const Codes&... codes) const {
+    return ((code == codes) || ...);
+  }
+  std::string code, told;
+};
+
+// Of all but 404. A code says more than a status: keys, tokens and regions that are wrong are 400 to some,
+// and 409 is no other's put if the name cannot be had at all.
+absl::Status StatusOfAnswer(long code, const std::string& text, const std::string& doing) {
+  const Reason why(text);
+  if (why.IsOneOf("RequestTimeTooSkewed", "RequestExpired")) {
+    return FailedPrecondition("%s: %s; set the clock of this machine", doing, why.told);
+  }
+  if (code == 401 || code == 403 ||
+      why.IsOneOf("AuthorizationHeaderMalformed", "ExpiredToken", "InvalidToken",
+                  "InvalidAccessKeyId")) {
+    return FailedPrecondition(
+        "%s: %s; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION",
+        doing, why.told);
+  }
+  if (code == 412 ||
+      (code == 409 && why.IsOneOf("ConditionalRequestConflict", "OperationAborted", "no reason"))) {
+    return Aborted("%s: answer %d, %s", doing, code, why.told);
+  }
+  if (code / 100 == 3) {
+    return Unavailable(
+        "%s: answer %d, %s: it sends elsewhere; look at --store-s3's endpoint and AWS_REGION",
+        doing, code, why.told);
+  }
+  if (code == 416 && why.code == "InvalidRange") {
+    return NotFound("%s: it is shorter than it was listed; it was put anew", doing);
+  }
+  if (code == 501) return absl::UnimplementedError(absl::StrFormat("%s: %s", doing, why.told));
+  if (WorthARetry(code) || why.code == "RequestTimeout") {
+    return Unavailable("%s: answer %d, %s", doing, code, why.told);
+  }
+  return Internal("%s: answer %d, %s", doing, code, why.told);
 }
+
+// A range as an answer tells it: "bytes 0-9/10".
+struct AnsweredRange {
+  int64_t begin = -1, total = -1;  // -1: not told
+
+  explicit AnsweredRange(std::string_view header) {
+    if (!header.starts_with("bytes ")) return;
+    header.remove_prefix(6);
+    if (!absl::SimpleAtoi(ToAbsl(header.substr(0, header.find('-'))), &begin)) begin = -1;
+    const size_t slash = header.find('/');
+    if (slash == std::string_view::npos ||
+        !absl::SimpleAtoi(ToAbsl(header.substr(slash + 1)), &total)) {
+      total = -1;
+    }
+  }
+};
 
 }  // namespace
 
@@ -91,6 +143,14 @@ absl::StatusOr<S3Options> ParseS3(std::string_view url,
   options.bucket = rest.substr(0, bucket_end);
   if (options.bucket.empty()) return bad("names no bucket");
   rest.remove_prefix(std::min(bucket_end + 1, rest.size()));
+  // Servers that keep objects as files, and proxies, take such parts for another folder's name.
+  std::string path = options.bucket + (rest.empty() ? "" : "/") + std::string(rest);
+  if (path.ends_with('/')) path.pop_back();
+  for (const auto& part : absl::StrSplit(path, '/')) {
+    if (part.empty() || part == "." || part == "..") {
+      return bad("has a part that is empty, '.' or '..' in its path");
+    }
+  }
   options.prefix = rest;
   if (!options.prefix.empty() && !options.prefix.ends_with('/')) options.prefix += '/';
   for (const char c : options.bucket + options.prefix) {
@@ -115,7 +175,7 @@ absl::StatusOr<S3Options> ParseS3(std::string_view url,
 // ---- one call ------------------------------------------------------------------------------------
 
 struct S3Client::Call {
-  enum Method { kGet, kPut, kHead, kDelete } method = kGet;
+  enum Method { kGet, kPut, kDelete } method = kGet;
   std::string url;
   std::string doing;                                // for messages
   ByteReader* body = nullptr;                       // of a PUT
@@ -147,8 +207,8 @@ struct S3Client::Call {
 struct S3Client::Reply {
   long code = 0;
   std::string text;
-  int64_t length = -1;  // Content-Length
   std::string etag;
+  AnsweredRange range{""};
 };
 
 namespace {
@@ -180,7 +240,7 @@ size_t Receive(char* from, size_t size, size_t count, void* user) {
   long code = 0;
   curl_easy_getinfo(call.curl, CURLINFO_RESPONSE_CODE, &code);
   if (call.into.empty() || code / 100 != 2) {
-    call.text_full = call.text.size() + left > call.text_max;
+    call.text_full = call.text.size() + left > (code / 100 == 2 ? call.text_max : kTextMax);
     if (call.text_full) return 0;
     call.text.append(from, left);
     return size * count;
@@ -267,9 +327,6 @@ S3Client::Headers S3Client::Prepare(Call& call) {
       set(CURLOPT_SEEKFUNCTION, &SeekBody<Call>);
       set(CURLOPT_SEEKDATA, &call);
       break;
-    case Call::kHead:
-      set(CURLOPT_NOBODY, 1L);
-      break;
     case Call::kDelete:
       set(CURLOPT_CUSTOMREQUEST, "DELETE");
       break;
@@ -290,20 +347,19 @@ S3Client::Headers S3Client::Prepare(Call& call) {
 }
 
 // Whoever hears NOT_FOUND begins a conversation anew, so it takes a server that says that it has no such
-// object: a bucket that is gone and a proxy's page are answered with 404, too. No reason comes with the
-// answer to a HEAD, and from some servers with that to a DELETE. What a condition names and is gone by now
-// was replaced, in a way.
+// object: a bucket that is gone and a proxy's page are answered with 404, too. From some servers no reason
+// comes with the answer to a DELETE. What a condition names and is gone by now was replaced, in a way.
 absl::Status S3Client::NotThere(const Call& call, const std::string& text) const {
-  const std::string why = ReasonIn(text);
-  const bool may_lack_reason = call.method == Call::kHead || call.method == Call::kDelete;
-  if (call.of_object && (why == "NoSuchKey" || (may_lack_reason && text.empty()))) {
-    if (call.method != Call::kPut) return NotFound("%s: %s", call.doing, why);
-    if (!call.condition.empty()) return Aborted("%s: answer 404, %s", call.doing, why);
+  const Reason why(text);
+  const bool may_lack_reason = call.method == Call::kDelete;
+  if (call.of_object && (why.code == "NoSuchKey" || (may_lack_reason && text.empty()))) {
+    if (call.method != Call::kPut) return NotFound("%s: %s", call.doing, why.code);
+    if (!call.condition.empty()) return Aborted("%s: answer 404, %s", call.doing, why.code);
   }
   return Unavailable(
       "%s: answer 404, %s, which is not that of a bucket that lacks an object; check that the "
       "bucket of --store-s3 is there: %s/%s",
-      call.doing, why, options_.server, options_.bucket);
+      call.doing, why.told, options_.server, options_.bucket);
 }
 
 absl::StatusOr<S3Client::Reply> S3Client::Try(Call& call, const CancelCheck& cancelled) {
@@ -316,22 +372,24 @@ absl::StatusOr<S3Client::Reply> S3Client::Try(Call& call, const CancelCheck& can
     if (!call.body_status.ok()) return call.body_status;
     return Cancelled("%s: nobody waits for it", call.doing);
   }
+  if (code != CURLE_OK && !call.text_full) {
+    return Unavailable("%s: %s", call.doing, curl_easy_strerror(code));
+  }
+  Reply reply;
+  curl_easy_getinfo(curl_, CURLINFO_RESPONSE_CODE, &reply.code);
+  reply.text = std::move(call.text);
+  const auto header = [this](const char* name) -> std::string {
+    curl_header* found = nullptr;
+    const bool there = curl_easy_header(curl_, name, 0, CURLH_HEADER, -1, &found) == CURLHE_OK;
+    return there ? found->value : "";
+  };
+  reply.etag = header("ETag");
+  reply.range = AnsweredRange(header("Content-Range"));
+  if (reply.code == 404) return NotThere(call, reply.text);
+  if (reply.code / 100 != 2) return StatusOfAnswer(reply.code, reply.text, call.doing);
   if (call.text_full) {
     return ResourceExhausted("%s: more than %d bytes came", call.doing, call.text_max);
   }
-  if (code != CURLE_OK) return Unavailable("%s: %s", call.doing, curl_easy_strerror(code));
-  Reply reply;
-  curl_easy_getinfo(curl_, CURLINFO_RESPONSE_CODE, &reply.code);
-  curl_off_t length = -1;
-  curl_easy_getinfo(curl_, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &length);
-  reply.length = length;
-  reply.text = std::move(call.text);
-  curl_header* etag = nullptr;
-  if (curl_easy_header(curl_, "ETag", 0, CURLH_HEADER, -1, &etag) == CURLHE_OK) {
-    reply.etag = etag->value;
-  }
-  if (reply.code == 404) return NotThere(call, reply.text);
-  if (reply.code / 100 != 2) return StatusOfAnswer(reply.code, reply.text, call.doing);
   return reply;
 }
 
@@ -385,7 +443,12 @@ class S3Client::Reader final : public ByteReader {
     call.range_begin = offset;
     call.range_end = offset + bytes;
     call.into = pieces;
-    RETURN_IF_ERROR(client_->Do(call, cancelled_).status());
+    ASSIGN_OR_RETURN(const Reply reply, client_->Do(call, cancelled_));
+    // Its listing is out of date, so nothing is known of it: least of all that it is damaged.
+    if (reply.range.total >= 0 && reply.range.total != size_) {
+      return NotFound("get %s: it has %d bytes and was listed with %d; it was put anew", name_,
+                      reply.range.total, size_);
+    }
     if (call.received != bytes) {
       return Unavailable("get %s: %d bytes of %d came", name_, call.received, bytes);
     }
@@ -441,15 +504,6 @@ absl::StatusOr<std::string> S3Client::Get(const std::string& name, int64_t bytes
 
 absl::StatusOr<std::unique_ptr<ByteReader>> S3Client::Open(const std::string& name, int64_t bytes,
                                                            const CancelCheck& cancelled) {
-  if (bytes < 0) {
-    Call call;
-    call.method = Call::kHead;
-    call.url = UrlOf(name);
-    call.doing = "look at " + name;
-    ASSIGN_OR_RETURN(const Reply reply, Do(call, cancelled));
-    bytes = reply.length;
-    if (bytes < 0) return Unavailable("%s: the answer does not tell its length", call.doing);
-  }
   return std::make_unique<Reader>(this, name, bytes, cancelled);
 }
 
@@ -484,7 +538,14 @@ absl::StatusOr<std::vector<ObjectInfo>> S3Client::List(const std::string& prefix
       }
     }
     token = result->get("NextContinuationToken", "");
-    more = result->get("IsTruncated", "false") == "true" && !token.empty();
+    more = result->get("IsTruncated", "false") == "true";
+    // Not all of it is worse than none: what it lacks would count as gone.
+    if (more && token.empty()) {
+      return FailedPrecondition(
+          "list %s: the server tells no token of the next page; use one that knows "
+          "ListObjectsV2",
+          prefix);
+    }
   }
   return out;
 }

@@ -4,7 +4,8 @@
 // answer is left alone for a while that doubles up to a bound; calls in that time fail at once with
 // UNAVAILABLE, so nobody waits for it. Connections are kept between calls.
 //
-// NOT_FOUND says that the bucket is there and lacks the object; a bucket that is not there is UNAVAILABLE.
+// NOT_FOUND says that the bucket is there and lacks the object, or has another one than was listed; a bucket
+// that is not there is UNAVAILABLE.
 //
 // Not thread-safe.
 #pragma once

@@ -1,0 +1,209 @@
+// What the bucket tier makes of answers that a good server gives rarely, or never.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "runtime/base/status.h"
+#include "runtime/store/object_states.h"
+#include "runtime/store/s3_client.h"
+#include "tests/unit/store/answer_server.h"
+#include "tests/unit/store/memory_objects.h"
+#include "tests/unit/store/store_fixture.h"
+
+namespace deltamesh {
+namespace {
+
+using testing::AnswerServer;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::SteppedClock;
+using testing::TestPath;
+using testing::TestState;
+using testing::TestTarget;
+using testing::TinyIdentity;
+
+const std::string kX = "x";
+const std::string kETag = "ETag: \"9dd4e461268c8034f5c8564e155c67a6\"\r\n";
+const std::string kObject = "Content-Type: application/octet-stream\r\n" + kETag;
+const std::string kPage = "<!DOCTYPE html><html><p>Please log in to this network<br></html>";
+
+std::string Error(const std::string& code, const std::string& message = "") {
+  return "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>" + code + "</Code><Message>" +
+         message + "</Message></Error>";
+}
+
+class S3AnswersTest : public ::testing::Test {
+ protected:
+  void SetUp() override { InitLog("test", LogLevel::kError); }
+
+  std::unique_ptr<S3Client> Client(const AnswerServer& server) {
+    auto client = S3Client::Create(server.Options(), &clock_);
+    CHECK_OK(client.status());
+    return *std::move(client);
+  }
+  std::unique_ptr<ObjectStates> Store(std::unique_ptr<ObjectStore> objects) {
+    ObjectStatesOptions options;
+    options.bytes_max = 1 << 20;
+    options.identity = TinyIdentity();
+    return std::make_unique<ObjectStates>(options, std::move(objects), &clock_);
+  }
+  // What a call comes to when each of its requests is answered so.
+  absl::Status Ask(const std::string& answer, const std::string& what) {
+    const AnswerServer server([&](const std::string&) { return answer; });
+    auto client = Client(server);
+    PiecesReader bytes({std::as_bytes(std::span(kX))});
+    if (what == "remove") return client->Remove("a");
+    if (what == "put") return client->Put("a", bytes, nullptr);
+    if (what == "replace") return client->PutIf("a", bytes, "\"version\"", nullptr);
+    if (what == "get") return client->Get("a", 10, nullptr).status();
+    if (what == "range") {
+      std::byte to[10];
+      return (*client->Open("a", 100, nullptr))->ReadOne(50, to);
+    }
+    auto store = Store(std::move(client));
+    if (what == "look") return store->Look(TestPath(1, 1).back());
+    if (what == "list") return store->List();
+    if (what == "put record") return store->PutRecord("x", "content");
+    CHECK(what == "get record");
+    const absl::Status status = store->GetRecord("x").status();
+    if (!absl::IsDataLoss(status)) {
+      const StoreStats stats = store->stats();
+      EXPECT_THAT(stats.refused, ::testing::Each(0u));
+    }
+    return status;
+  }
+
+  SteppedClock clock_;
+};
+
+// A bucket that is gone and a proxy's page are no absent conversations, and say what to check.
+TEST_F(S3AnswersTest, OnlyAServerThatLacksTheObjectSaysNotFound) {
+  for (const std::string& body : {Error("NoSuchBucket"), kPage}) {
+    for (const char* what : {"get", "get record", "range", "look", "list", "remove", "replace"}) {
+      const absl::Status status = Ask(AnswerServer::Answer("404 Not Found", body), what);
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << what << ": " << status;
+      EXPECT_THAT(MessageOf(status), HasSubstr("--store-s3")) << what;
+      EXPECT_THAT(MessageOf(status), HasSubstr("/mistyped")) << what;
+    }
+  }
+  const std::string key = AnswerServer::Answer("404 Not Found", Error("NoSuchKey"));
+  const std::string none = AnswerServer::Answer("404 Not Found", "");
+  EXPECT_EQ(Ask(key, "get record").code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Ask(key, "get").code(), absl::StatusCode::kNotFound);  // longer than what it may get
+  EXPECT_EQ(Ask(key, "range").code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Ask(none, "get").code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Ask(key, "look").code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(Ask(key, "remove").ok());
+  EXPECT_TRUE(Ask(none, "remove").ok());
+  // Another worker removed what was to be replaced.
+  EXPECT_EQ(Ask(key, "replace").code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(S3AnswersTest, AServerThatIsLeftAloneStillSaysWhy) {
+  const AnswerServer server(
+      [](const std::string&) { return AnswerServer::Answer("404 Not Found", kPage); });
+  S3Options options = server.Options();
+  options.down_min = options.down_max = absl::Seconds(1);
+  auto client = *S3Client::Create(options, &clock_);
+  for (int again = 0; again < 2; ++again) {
+    const absl::Status status = client->Get("a", 10, nullptr).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(MessageOf(status), HasSubstr("--store-s3"));
+  }
+  EXPECT_EQ(client->failed_tries(), 3u);
+}
+
+// As a real server (versitygw) and AWS put them: statuses alone say little.
+TEST_F(S3AnswersTest, RefusalsSayWhatToDo) {
+  struct Case {
+    const char *status, *code;
+    absl::StatusCode as;
+    const char* says;
+  };
+  const auto keys = absl::StatusCode::kFailedPrecondition;
+  for (const Case& c : std::initializer_list<Case>{
+           {"403 Forbidden", "SignatureDoesNotMatch", keys, "AWS_SECRET_ACCESS_KEY"},
+           {"400 Bad Request", "AuthorizationHeaderMalformed", keys, "AWS_REGION"},
+           {"400 Bad Request", "ExpiredToken", keys, "AWS_SESSION_TOKEN"},
+           {"400 Bad Request", "InvalidToken", keys, "AWS_SESSION_TOKEN"},
+           {"403 Forbidden", "RequestTimeTooSkewed", keys, "set the clock"},
+           {"301 Moved Permanently", "PermanentRedirect", absl::StatusCode::kUnavailable,
+            "--store-s3's endpoint"},
+           {"400 Bad Request", "RequestTimeout", absl::StatusCode::kUnavailable, "400"},
+           {"409 Conflict", "ConditionalRequestConflict", absl::StatusCode::kAborted, "409"},
+           {"412 Precondition Failed", "PreconditionFailed", absl::StatusCode::kAborted, "412"},
+           // No other worker's put: nothing can be put at that name.
+           {"409 Conflict", "ObjectParentIsFile", absl::StatusCode::kInternal, "409"}}) {
+    const absl::Status status =
+        Ask(AnswerServer::Answer(c.status, Error(c.code, "in its words")), "replace");
+    EXPECT_EQ(status.code(), c.as) << status;
+    EXPECT_THAT(MessageOf(status), HasSubstr(std::string(c.code) + " (in its words)"));
+    EXPECT_THAT(MessageOf(status), HasSubstr(c.says));
+  }
+}
+
+// Only one as long as listed can be damaged.
+TEST_F(S3AnswersTest, AStateOfAnotherLengthWasPutAnew) {
+  const auto path = TestPath(1, 3);
+  testing::MemoryBucket bucket;
+  ASSERT_TRUE(Store(std::make_unique<testing::MemoryObjects>(&bucket))
+                  ->Put(TestState(path).source(), nullptr)
+                  .ok());
+  const auto& [name, good] = *bucket.objects.begin();
+  enum Kind { kGood, kOther, kShorter, kDamaged };
+  for (const Kind kind : {kGood, kOther, kShorter, kDamaged}) {
+    AnswerServer server([&, &name = name, &good = good](const std::string& request) {
+      if (request.starts_with("DELETE")) return AnswerServer::Answer("204 No Content", "");
+      if (request.find("list-type=2") != std::string::npos) {
+        return AnswerServer::Answer(
+            "200 OK", absl::StrFormat("<ListBucketResult><Contents><Key>%s</Key><Size>%d</Size>"
+                                      "</Contents></ListBucketResult>",
+                                      name, good.size()));
+      }
+      long begin = 0, end = 0;
+      CHECK(sscanf(strstr(request.c_str(), "Range: bytes="), "Range: bytes=%ld-%ld", &begin,
+                   &end) == 2);
+      const auto length = static_cast<size_t>(end - begin + 1);
+      if (kind == kShorter) {
+        return AnswerServer::Answer("416 Range Not Satisfiable", Error("InvalidRange"));
+      }
+      std::string bytes = good;
+      if (kind == kOther || kind == kDamaged) bytes[3] ^= 1;
+      return AnswerServer::Answer(
+          "206 Partial Content", bytes.substr(static_cast<size_t>(begin), length),
+          absl::StrFormat("%sContent-Range: bytes %d-%d/%d\r\n", kObject, begin, end,
+                          good.size() + (kind == kOther ? 1 : 0)));
+    });
+    auto store = Store(Client(server));
+    ASSERT_TRUE(store->List().ok());
+    TestTarget target(path);
+    const absl::Status read = store->Read(target.target(), nullptr).status();
+    const absl::StatusCode as[] = {absl::StatusCode::kOk, absl::StatusCode::kNotFound,
+                                   absl::StatusCode::kNotFound, absl::StatusCode::kDataLoss};
+    EXPECT_EQ(read.code(), as[kind]) << read;
+    // One that was put anew is found again by the next listing.
+    EXPECT_EQ(store->Has(path.back()), kind == kGood) << kind;
+    EXPECT_EQ(store->stats().refused[static_cast<size_t>(StoreRefusal::kBadMagic)],
+              kind == kDamaged ? 1u : 0u);
+    const auto requests = server.Stop();
+    if (kind == kDamaged) {
+      EXPECT_THAT(requests, Contains("DELETE"));
+    } else {
+      EXPECT_THAT(requests, Not(Contains("DELETE"))) << kind;
+    }
+  }
+}
+
+// What a listing lacks counts as gone, so one that is cut is none.
+TEST_F(S3AnswersTest, AListingThatIsCutWithoutATokenIsNone) {
+  const absl::Status status =
+      Ask(AnswerServer::Answer("200 OK",
+                               "<ListBucketResult><IsTruncated>true</IsTruncated>"
+                               "<NextMarker>a</NextMarker></ListBucketResult>"),
+          "list");
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(MessageOf(status), HasSubstr("ListObjectsV2"));
+}
+
+}  // namespace
+}  // namespace deltamesh
