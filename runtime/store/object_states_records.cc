@@ -48,8 +48,9 @@ absl::StatusOr<int64_t> ObjectStates::MakeRecordRoom(std::string_view name, int6
 // With one call, so that a record that is being replaced is the old or the new one, never some of both.
 absl::StatusOr<std::string> ObjectStates::ReadRecordObject(std::string_view name,
                                                            std::string* version) {
-  ASSIGN_OR_RETURN(const std::string bytes,
-                   for_records().Get(RecordObject(name), kRecordObjectBytesMax, nullptr, version));
+  ASSIGN_OR_RETURN(
+      const std::string bytes,
+      for_records().Get(RecordObject(name), kRecordObjectBytesMax, nullptr, version, kRecordMagic));
   PiecesReader reader({std::as_bytes(std::span(bytes))});
   return ReadRecord(reader, name);
 }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -37,10 +38,12 @@ class ObjectStore {
   virtual absl::Status PutIf(const std::string& name, ByteReader& body, const std::string& version,
                              const CancelCheck& cancelled) = 0;
   // All of it, as it was at one time; RESOURCE_EXHAUSTED beyond `bytes_max`. `version` (may be null) tells it
-  // from what is put later, "" when that is not known.
+  // from what is put later, "" when that is not known. `magic`: what the object begins with unless it is
+  // damaged; UNAVAILABLE when it does not and may have come from elsewhere, such as a proxy's page.
   virtual absl::StatusOr<std::string> Get(const std::string& name, int64_t bytes_max,
                                           const CancelCheck& cancelled,
-                                          std::string* version = nullptr) = 0;
+                                          std::string* version = nullptr,
+                                          std::string_view magic = {}) = 0;
   // `bytes`: its size, as listed. The reader asks for ranges, of whatever has the name by then, NOT_FOUND
   // when that has another size; it must not outlive this.
   virtual absl::StatusOr<std::unique_ptr<ByteReader>> Open(const std::string& name, int64_t bytes,

@@ -11,7 +11,6 @@
 namespace deltamesh {
 namespace {
 
-constexpr char kMagic[] = "DMRECRD\n";
 constexpr int64_t kFixedBytes = 32;
 constexpr char kForeignPayload[] = "deltamesh.store.foreign-record";
 
@@ -120,7 +119,7 @@ absl::Status CheckRecordRoom(std::string_view name, int64_t bytes, const RecordR
 }
 
 std::string EncodeRecord(std::string_view name, std::string_view content) {
-  std::string out(kMagic, 8);
+  std::string out(kRecordMagic);
   Append<uint32_t>(out, kRecordFileVersion);
   Append<uint32_t>(out, static_cast<uint32_t>(name.size()));
   Append<uint64_t>(out, content.size());
@@ -137,7 +136,7 @@ absl::StatusOr<std::string> ReadRecord(ByteReader& reader, std::string_view name
     return Refused(StoreRefusal::kTruncated, "%d bytes, less than a header", size);
   std::vector<std::byte> fixed(static_cast<size_t>(kFixedBytes));
   RETURN_IF_ERROR(reader.ReadOne(0, fixed));
-  if (std::memcmp(fixed.data(), kMagic, 8) != 0) {
+  if (std::memcmp(fixed.data(), kRecordMagic.data(), kRecordMagic.size()) != 0) {
     return Refused(StoreRefusal::kBadMagic, "it does not begin with DMRECRD");
   }
   if (const auto version = At<uint32_t>(fixed, 8); version != kRecordFileVersion) {

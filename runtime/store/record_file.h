@@ -19,6 +19,7 @@
 
 namespace deltamesh {
 
+inline constexpr std::string_view kRecordMagic = "DMRECRD\n";
 inline constexpr uint32_t kRecordFileVersion = 1;
 
 // Asked with the content that a record is about to replace; true: that one stays.

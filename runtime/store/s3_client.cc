@@ -17,7 +17,8 @@ namespace {
 
 constexpr size_t kTextMax = size_t{16}
                             << 20;  // of an answer that is text: a page of a listing, an error
-constexpr size_t kSaidMax = 200;    // of a server's message
+constexpr size_t kPageMax = size_t{64} << 10;  // of one in place of a range
+constexpr size_t kSaidMax = 200;               // of a server's message
 
 std::string Escaped(std::string_view text) {
   std::string out;
@@ -182,6 +183,7 @@ struct S3Client::Call {
   int64_t range_begin = -1, range_end = -1;         // of a GET, the end excluded
   std::span<const std::span<std::byte>> into = {};  // where a range goes; else the answer is text
   size_t text_max = kTextMax;                       // bytes of it
+  std::string_view magic = {};                      // what it should begin with
   std::string condition;                            // of a PUT: a header
   bool of_object = true;                            // else of the bucket
 
@@ -207,7 +209,7 @@ struct S3Client::Call {
 struct S3Client::Reply {
   long code = 0;
   std::string text;
-  std::string etag;
+  std::string etag, type, request_id;
   AnsweredRange range{""};
 };
 
@@ -239,7 +241,7 @@ size_t Receive(char* from, size_t size, size_t count, void* user) {
   size_t left = size * count;
   long code = 0;
   curl_easy_getinfo(call.curl, CURLINFO_RESPONSE_CODE, &code);
-  if (call.into.empty() || code / 100 != 2) {
+  if (call.into.empty() || code != 206) {
     call.text_full = call.text.size() + left > (code / 100 == 2 ? call.text_max : kTextMax);
     if (call.text_full) return 0;
     call.text.append(from, left);
@@ -320,6 +322,7 @@ S3Client::Headers S3Client::Prepare(Call& call) {
       break;
     case Call::kPut:
       bytes = call.body->size();
+      headers = curl_slist_append(headers, "Content-Type: application/octet-stream");
       set(CURLOPT_UPLOAD, 1L);
       set(CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(bytes));
       set(CURLOPT_READFUNCTION, &SendBody<Call>);
@@ -362,6 +365,41 @@ absl::Status S3Client::NotThere(const Call& call, const std::string& text) const
       call.doing, why.told, options_.server, options_.bucket);
 }
 
+// A proxy or a captive page can answer in the server's place, with 200 and a page. What tells:
+//
+//   * Every S3 server gives an ETag for what it took, and has no text for a put or a removal.
+//   * A range is 206 and names the bytes that were asked for; a page comes whole.
+//   * An object has an ETag and the type that it was put with, application/octet-stream (or, older ones, what
+//     servers give to those without one, binary/octet-stream). A server that keeps neither, as versitygw with
+//     --nometa, has a request id, which others lack (moto, for one); a page's type is text/html mostly.
+//
+// An object that begins as it should is believed without these. A record's length tells nothing: another
+// worker may have put it anew. What has them and does not begin so is what damage looks like: the caller's to
+// judge.
+std::string S3Client::NotOfAServer(const Call& call, const Reply& reply) {
+  switch (call.method) {
+    case Call::kPut:
+      if (!reply.text.empty()) return "a text for what was put";
+      return reply.etag.empty() ? "no ETag for what was put" : "";
+    case Call::kDelete:
+      return reply.text.empty() ? "" : "a text for what was removed";
+    case Call::kGet:
+      break;
+  }
+  if (!call.of_object) {
+    return reply.text.find("<ListBucketResult") == std::string::npos ? "no listing" : "";
+  }
+  if (call.range_begin >= 0) {
+    const bool same = reply.code == 206 && reply.range.begin == call.range_begin;
+    return same ? "" : "not the range that was asked for";
+  }
+  const bool typed = reply.type.ends_with("/octet-stream") && !reply.etag.empty();
+  const bool named = !reply.type.starts_with("text/html") && !reply.request_id.empty();
+  if (typed || named || reply.text.starts_with(call.magic)) return "";
+  return absl::StrFormat("Content-Type \"%s\", %s ETag, %s x-amz-request-id", reply.type,
+                         reply.etag.empty() ? "no" : "an", reply.request_id.empty() ? "no" : "an");
+}
+
 absl::StatusOr<S3Client::Reply> S3Client::Try(Call& call, const CancelCheck& cancelled) {
   call.Begin();
   call.cancelled = &cancelled;
@@ -384,9 +422,17 @@ absl::StatusOr<S3Client::Reply> S3Client::Try(Call& call, const CancelCheck& can
     return there ? found->value : "";
   };
   reply.etag = header("ETag");
+  reply.type = header("Content-Type");
+  reply.request_id = header("x-amz-request-id");
   reply.range = AnsweredRange(header("Content-Range"));
   if (reply.code == 404) return NotThere(call, reply.text);
   if (reply.code / 100 != 2) return StatusOfAnswer(reply.code, reply.text, call.doing);
+  if (const std::string odd = NotOfAServer(call, reply); !odd.empty()) {
+    return Unavailable(
+        "%s: a proxy or captive page answered in place of the object store: answer %d, %s; look at "
+        "--store-s3's endpoint, %s",
+        call.doing, reply.code, odd, options_.server);
+  }
   if (call.text_full) {
     return ResourceExhausted("%s: more than %d bytes came", call.doing, call.text_max);
   }
@@ -443,6 +489,7 @@ class S3Client::Reader final : public ByteReader {
     call.range_begin = offset;
     call.range_end = offset + bytes;
     call.into = pieces;
+    call.text_max = kPageMax;
     ASSIGN_OR_RETURN(const Reply reply, client_->Do(call, cancelled_));
     // Its listing is out of date, so nothing is known of it: least of all that it is damaged.
     if (reply.range.total >= 0 && reply.range.total != size_) {
@@ -491,12 +538,14 @@ absl::Status S3Client::PutWhen(const std::string& name, ByteReader& body, std::s
 }
 
 absl::StatusOr<std::string> S3Client::Get(const std::string& name, int64_t bytes_max,
-                                          const CancelCheck& cancelled, std::string* version) {
+                                          const CancelCheck& cancelled, std::string* version,
+                                          std::string_view magic) {
   Call call;
   call.method = Call::kGet;
   call.url = UrlOf(name);
   call.doing = "get " + name;
   call.text_max = static_cast<size_t>(bytes_max);
+  call.magic = magic;
   ASSIGN_OR_RETURN(Reply reply, Do(call, cancelled));
   if (version != nullptr) *version = reply.etag;
   return std::move(reply.text);
@@ -523,7 +572,7 @@ absl::StatusOr<std::vector<ObjectInfo>> S3Client::List(const std::string& prefix
     ASSIGN_OR_RETURN(const Reply reply, Do(call, cancelled));
     const auto tree = Xml(reply.text);
     const auto result = tree.get_child_optional("ListBucketResult");
-    if (!result) return Internal("list %s: the answer is no listing", prefix);
+    if (!result) return Unavailable("list %s: the answer is no listing", prefix);
     for (const auto& [tag, node] : *result) {
       if (tag != "Contents") continue;
       ObjectInfo info;

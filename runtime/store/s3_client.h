@@ -5,7 +5,7 @@
 // UNAVAILABLE, so nobody waits for it. Connections are kept between calls.
 //
 // NOT_FOUND says that the bucket is there and lacks the object, or has another one than was listed; a bucket
-// that is not there is UNAVAILABLE.
+// that is not there is UNAVAILABLE, and so is a page that a proxy gives in place of an answer.
 //
 // Not thread-safe.
 #pragma once
@@ -59,8 +59,8 @@ class S3Client final : public ObjectStore {
   absl::Status PutIf(const std::string& name, ByteReader& body, const std::string& version,
                      const CancelCheck& cancelled) override;
   absl::StatusOr<std::string> Get(const std::string& name, int64_t bytes_max,
-                                  const CancelCheck& cancelled,
-                                  std::string* version = nullptr) override;
+                                  const CancelCheck& cancelled, std::string* version = nullptr,
+                                  std::string_view magic = {}) override;
   absl::StatusOr<std::unique_ptr<ByteReader>> Open(const std::string& name, int64_t bytes,
                                                    const CancelCheck& cancelled) override;
   absl::StatusOr<std::vector<ObjectInfo>> List(const std::string& prefix, int64_t most,
@@ -87,6 +87,8 @@ class S3Client final : public ObjectStore {
   absl::StatusOr<Reply> Try(Call& call, const CancelCheck& cancelled);
   // What an answer of 404 says.
   absl::Status NotThere(const Call& call, const std::string& text) const;
+  // What shows that an answer of 2xx is not the server's; empty when nothing does.
+  static std::string NotOfAServer(const Call& call, const Reply& reply);
   std::string UrlOf(const std::string& name) const;
 
   const S3Options options_;

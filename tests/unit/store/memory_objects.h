@@ -53,7 +53,7 @@ class MemoryObjects final : public ObjectStore {
     return same ? Put(name, body, cancelled) : absl::AbortedError("put " + name + ": answer 412");
   }
   absl::StatusOr<std::string> Get(const std::string& name, int64_t, const CancelCheck&,
-                                  std::string* version = nullptr) override {
+                                  std::string* version = nullptr, std::string_view = {}) override {
     RETURN_IF_ERROR(Asked(name));
     const auto found = bucket_->objects.find(name);
     if (found == bucket_->objects.end()) return NotFound("get %s", name);

@@ -25,6 +25,7 @@ using testing::TinyIdentity;
 const std::string kX = "x";
 const std::string kETag = "ETag: \"9dd4e461268c8034f5c8564e155c67a6\"\r\n";
 const std::string kObject = "Content-Type: application/octet-stream\r\n" + kETag;
+const std::string kHtml = "Content-Type: text/html; charset=utf-8\r\n";
 const std::string kPage = "<!DOCTYPE html><html><p>Please log in to this network<br></html>";
 
 std::string Error(const std::string& code, const std::string& message = "") {
@@ -55,7 +56,7 @@ class S3AnswersTest : public ::testing::Test {
     if (what == "remove") return client->Remove("a");
     if (what == "put") return client->Put("a", bytes, nullptr);
     if (what == "replace") return client->PutIf("a", bytes, "\"version\"", nullptr);
-    if (what == "get") return client->Get("a", 10, nullptr).status();
+    if (what == "get") return client->Get("a", 10, nullptr, nullptr, "x").status();
     if (what == "range") {
       std::byte to[10];
       return (*client->Open("a", 100, nullptr))->ReadOne(50, to);
@@ -142,16 +143,50 @@ TEST_F(S3AnswersTest, RefusalsSayWhatToDo) {
   }
 }
 
-// Only one as long as listed can be damaged.
-TEST_F(S3AnswersTest, AStateOfAnotherLengthWasPutAnew) {
+// A page that comes with 200 is neither a damaged object nor an answer to what was asked.
+TEST_F(S3AnswersTest, APageIsNoAnswer) {
+  const std::string bare = AnswerServer::Answer("200 OK", kPage, "Server: proxy\r\n");
+  const std::string html = AnswerServer::Answer("200 OK", kPage, kHtml + kETag);
+  const std::string empty = AnswerServer::Answer("200 OK", "", kHtml);
+  EXPECT_EQ(Ask(empty, "put").code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Ask(empty, "get record").code(), absl::StatusCode::kUnavailable);
+  for (const std::string& page : {bare, html}) {
+    for (const char* what :
+         {"get", "get record", "put record", "range", "list", "look", "remove", "put", "replace"}) {
+      const absl::Status status = Ask(page, what);
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << what << ": " << status;
+      EXPECT_THAT(MessageOf(status), HasSubstr("a proxy or captive page answered in place"))
+          << what;
+      EXPECT_THAT(MessageOf(status), HasSubstr("look at --store-s3's endpoint")) << what;
+    }
+  }
+  // What is really damaged is refused, and what is whole is read whatever its type.
+  const std::string whole = EncodeRecord("x", "content");
+  std::string bad = whole;
+  bad[3] ^= 1;
+  const auto record = [&](const std::string& body, const std::string& headers) {
+    return RefusalOf(Ask(AnswerServer::Answer("200 OK", body, headers), "get record"));
+  };
+  EXPECT_EQ(record(bad, kObject), StoreRefusal::kBadMagic);
+  EXPECT_EQ(record(bad, "Content-Type: binary/octet-stream\r\n" + kETag), StoreRefusal::kBadMagic);
+  EXPECT_EQ(record(bad, "Content-Type: text/plain\r\nx-amz-request-id: P42H2\r\n"),
+            StoreRefusal::kBadMagic);
+  EXPECT_EQ(record(bad, kHtml + kETag + "x-amz-request-id: P42H2\r\n"), std::nullopt);
+  EXPECT_EQ(record(kX, kObject), StoreRefusal::kTruncated);
+  EXPECT_EQ(record(whole.substr(0, whole.size() - 1), kHtml), StoreRefusal::kTruncated);
+  EXPECT_TRUE(Ask(AnswerServer::Answer("200 OK", whole, kHtml), "get record").ok());
+}
+
+// A state stays in the bucket unless its own bytes are damaged.
+TEST_F(S3AnswersTest, AStateInPlaceOfWhichAPageCameIsNotRemoved) {
   const auto path = TestPath(1, 3);
   testing::MemoryBucket bucket;
   ASSERT_TRUE(Store(std::make_unique<testing::MemoryObjects>(&bucket))
                   ->Put(TestState(path).source(), nullptr)
                   .ok());
   const auto& [name, good] = *bucket.objects.begin();
-  enum Kind { kGood, kOther, kShorter, kDamaged };
-  for (const Kind kind : {kGood, kOther, kShorter, kDamaged}) {
+  enum Kind { kGood, kPageOfThatLength, kOther, kShorter, kDamaged };
+  for (const Kind kind : {kGood, kPageOfThatLength, kOther, kShorter, kDamaged}) {
     AnswerServer server([&, &name = name, &good = good](const std::string& request) {
       if (request.starts_with("DELETE")) return AnswerServer::Answer("204 No Content", "");
       if (request.find("list-type=2") != std::string::npos) {
@@ -164,6 +199,9 @@ TEST_F(S3AnswersTest, AStateOfAnotherLengthWasPutAnew) {
       CHECK(sscanf(strstr(request.c_str(), "Range: bytes="), "Range: bytes=%ld-%ld", &begin,
                    &end) == 2);
       const auto length = static_cast<size_t>(end - begin + 1);
+      if (kind == kPageOfThatLength) {
+        return AnswerServer::Answer("200 OK", std::string(length, '<'), kHtml);
+      }
       if (kind == kShorter) {
         return AnswerServer::Answer("416 Range Not Satisfiable", Error("InvalidRange"));
       }
@@ -178,11 +216,12 @@ TEST_F(S3AnswersTest, AStateOfAnotherLengthWasPutAnew) {
     ASSERT_TRUE(store->List().ok());
     TestTarget target(path);
     const absl::Status read = store->Read(target.target(), nullptr).status();
-    const absl::StatusCode as[] = {absl::StatusCode::kOk, absl::StatusCode::kNotFound,
-                                   absl::StatusCode::kNotFound, absl::StatusCode::kDataLoss};
+    const absl::StatusCode as[] = {absl::StatusCode::kOk, absl::StatusCode::kUnavailable,
+                                   absl::StatusCode::kNotFound, absl::StatusCode::kNotFound,
+                                   absl::StatusCode::kDataLoss};
     EXPECT_EQ(read.code(), as[kind]) << read;
     // One that was put anew is found again by the next listing.
-    EXPECT_EQ(store->Has(path.back()), kind == kGood) << kind;
+    EXPECT_EQ(store->Has(path.back()), kind == kGood || kind == kPageOfThatLength) << kind;
     EXPECT_EQ(store->stats().refused[static_cast<size_t>(StoreRefusal::kBadMagic)],
               kind == kDamaged ? 1u : 0u);
     const auto requests = server.Stop();

@@ -42,8 +42,8 @@ class HangingObjects final : public ObjectStore {
                      const CancelCheck&) override {
     return Hang();
   }
-  absl::StatusOr<std::string> Get(const std::string&, int64_t, const CancelCheck&,
-                                  std::string*) override {
+  absl::StatusOr<std::string> Get(const std::string&, int64_t, const CancelCheck&, std::string*,
+                                  std::string_view) override {
     return Hang();
   }
   absl::StatusOr<std::unique_ptr<ByteReader>> Open(const std::string&, int64_t,
