@@ -336,6 +336,15 @@ const Worker* Membership::Find(LinkId link) const {
 }
 
 // Asked many times for each request, and changes when workers come and go.
+Worker* Membership::FindByName(const std::string& name) {
+  for (const mesh::Role role : {mesh::ROLE_DECODE, mesh::ROLE_PREFILL}) {
+    for (Worker* worker : Alive(role)) {
+      if (worker->load.name == name) return worker;
+    }
+  }
+  return nullptr;
+}
+
 const std::vector<Worker*>& Membership::Alive(mesh::Role role) {
   if (!alive_known_) {
     alive_.clear();

@@ -66,8 +66,7 @@ struct Holding {
   int64_t cached_tokens = 0;    // of compute_tokens, in its memory and restored instead
   double transfer_seconds = 0;  // until what the worker lacks is there
   int64_t transfer_bytes = 0;   // which is this much
-  // Of the transfer: what may pass while its sender computes; and how much of it transfer_seconds lacks.
-  double hideable_seconds = 0, hidden_seconds = 0;
+  int64_t hideable_bytes = 0;   // of these, that may pass while their sender computes
   // What it could read first, and computes when that is quicker (services/common/store_read.h).
   ColdState disk, objects;
   std::array<FetchOffer, kFetchOffersMax> fetches = {};

@@ -126,6 +126,7 @@ void RouterCore::Impl::LoseWorker(const LostWorker& lost, const absl::Status& wh
   time = now;
   const auto& [link, name, role] = lost;
   prefixes.Forget(link);
+  links.Forget(link);
   sessions.OnLost(link, name, why, now);
   ++(role == mesh::ROLE_PREFILL  ? counters.prefill_lost
      : role == mesh::ROLE_DECODE ? counters.decode_lost

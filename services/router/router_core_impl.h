@@ -13,6 +13,7 @@
 #include "services/router/decision_log.h"
 #include "services/router/drain_rate.h"
 #include "services/router/fair_queue.h"
+#include "services/router/link_rates.h"
 #include "services/router/membership.h"
 #include "services/router/policy.h"
 #include "services/router/prefix_feed.h"
@@ -125,7 +126,7 @@ class RouterCore::Impl {
   RecentMean answer_seconds, first_token_seconds;  // from the placement, and no try lost before
   PrefixFeed prefixes;
   SessionCalls sessions;
-  double handoff_bytes_per_second = 0;  // learned; 0: unknown
+  LinkRates links;
   UsualOverhead handing_over, staying;
   uint32_t next_attempt = 1;
   uint64_t next_turn = 1;
@@ -207,12 +208,14 @@ class RouterCore::Impl {
     std::optional<Choice> prefill, decode;  // nobody has room who could be it
   };
   Pair ChoosePair(const RouterRequest& r, int64_t position, const MeanRates& rates);
+  // Seconds that another prefill worker could save by hiding more of the transfer, or by its links.
+  double MostGained(const Choice& prefill) const;
   std::optional<Choice> ChoosePrefill(const RouterRequest& r, int64_t position,
                                       const MeanRates& rates);
   struct DecodeWay {
-    bool handoff = false;       // the state comes from a prefill worker
-    bool anyone = false;        // else: also who holds nothing of the prompt may compute it
-    double hidden_seconds = 0;  // latents move for so long while the prompt computes
+    bool handoff = false;           // the state comes from a prefill worker,
+    const Choice* after = nullptr;  // from this one; null: nobody knows yet from which
+    bool anyone = false;            // else: also who holds nothing of the prompt may compute it
   };
   std::optional<Choice> ChooseDecode(const RouterRequest& r, int64_t position,
                                      const MeanRates& rates, const DecodeWay& way);
@@ -236,11 +239,12 @@ class RouterCore::Impl {
   Decision* DecisionOf(const RouterRequest* r, const RequestId& id,
                        const Decision::OpenFetch& fetch);
   void OnFetchResult(const Worker& from, const mesh::FetchResult& message);
-  void CountFetch(const mesh::FetchResult& message);
+  void CountFetch(const Worker& by, const mesh::FetchResult& message);
   // The worker is told of this source, and is to say what came of it.
   void AwaitFetch(const RouterRequest& r, LinkId by);
-  void LearnBandwidth(uint64_t bytes, double seconds);
-  double MoveSeconds(int64_t bytes) const;
+  void OnConnection(const Worker& from, const mesh::ConnectionMeasured& message);
+  void LearnBandwidth(LinkId from, const std::string& to, uint64_t bytes, double seconds);
+  double MoveSeconds(const Worker& from, const Worker& to, int64_t bytes) const;
   // Notes for DecisionLog: a placement, and how the request ended.
   void Explain(const RouterRequest& r, const std::optional<Choice>& prefill, const Choice& decode);
   void ExplainMatch(const RouterRequest& r, Decision& d) const;
@@ -254,11 +258,19 @@ class RouterCore::Impl {
               absl::Time now);
   void AssignPrefill(RouterRequest& r, const Choice& prefill);
   // What a request costs on either way, with what rates do not tell of.
-  CostParts HandedOver(const CostParts& prefill, const CostParts& decode, const Holding& holding,
-                       const WorkerLoad& to) const;
-  CostParts HandedOver(const Choice& prefill, const Choice& decode) const {
-    return HandedOver(prefill.cost, decode.cost, decode.holding, decode.worker->load);
+  // One end of a hand-over, with its price.
+  struct End {
+    const Worker& worker;
+    const Holding& holding;
+    const CostParts& cost;
+  };
+  static End EndOf(const Choice& c) { return {*c.worker, c.holding, c.cost}; }
+  static End EndOf(const Priced& priced, size_t i) {
+    return {*priced.workers[i], priced.candidates[i].holding, priced.candidates[i].cost};
   }
+  CostParts HandedOver(const End& prefill, const End& decode) const;
+  // What the decode worker lacks is on its way for so long, beyond what passes while the other computes.
+  double HandOverSeconds(const End& prefill, const Worker& to, const Holding& holding) const;
   CostParts Alone(CostParts decode) const;
   MeanRates RatesNow() const;
   void OnPrefixes(const Worker& from, const mesh::PrefixChanges& message);

@@ -166,8 +166,7 @@ void RouterCore::Impl::Explain(const RouterRequest& r, const std::optional<Choic
     for (const size_t i : few) {
       Describe(decodes_.candidates[j], decodes_.shape, scratch_);
       AddPrefill(prefills_.candidates[i], prefills_.shape, scratch_);
-      const Candidate& to = decodes_.candidates[j];
-      scratch_.cost = HandedOver(prefills_.candidates[i].cost, to.cost, to.holding, *to.load);
+      scratch_.cost = HandedOver(EndOf(prefills_, i), EndOf(decodes_, j));
       add_fetch(prefills_.candidates[i]);
       d->Add(scratch_);
     }

@@ -11,8 +11,6 @@ namespace {
 
 // From asking to the first byte and from the last to computing, beside what is estimated.
 constexpr double kFetchSeconds = 0.002;
-// Until a transfer was measured.
-constexpr double kAssumedBytesPerSecond = 1e9;
 // Holders of states of the same depth that are offered: the second is for the first itself.
 constexpr int kOffersOfDepthMax = 2;
 // Of one request by decode workers. Whoever has it then computes.
@@ -41,10 +39,8 @@ LatentBlocks RouterCore::Impl::WarmLatents(const Worker& worker, const IndexMatc
   return worker.registration.session_store() ? LatentBlocks(match.warm.value()) : match.latents;
 }
 
-double RouterCore::Impl::MoveSeconds(int64_t bytes) const {
-  const double rate =
-      handoff_bytes_per_second > 0 ? handoff_bytes_per_second : kAssumedBytesPerSecond;
-  return static_cast<double>(bytes) / rate;
+double RouterCore::Impl::MoveSeconds(const Worker& from, const Worker& to, int64_t bytes) const {
+  return static_cast<double>(bytes) / links.Between(from.link, to.load.name);
 }
 
 // A few are enough: who holds the most, and of these who can send it the soonest.
@@ -101,7 +97,7 @@ void RouterCore::Impl::AddFetches(const Worker& worker, const IndexMatch& match,
     offer.bytes = static_cast<int64_t>(c.slab_bytes()) +
                   std::max<int64_t>(0, from.blocks - WarmLatents(worker, match).value()) *
                       static_cast<int64_t>(c.block_bytes());
-    offer.seconds = kFetchSeconds + from.delay + MoveSeconds(offer.bytes);
+    offer.seconds = kFetchSeconds + from.delay + MoveSeconds(*from.worker, worker, offer.bytes);
     offer.cold = from.cold;
   }
 }

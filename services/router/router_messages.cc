@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "deltamesh/mesh/handoff.pb.h"
+#include "runtime/base/log.h"
 #include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
 #include "services/router/output_check.h"
@@ -78,6 +79,9 @@ void RouterCore::Impl::OnMessage(LinkId link, const mesh::WorkerMessage& message
       return PlaceWaiting(now);
     case mesh::WorkerMessage::kFetchResult:
       if (decode || prefill) return OnFetchResult(from, message.fetch_result());
+      break;
+    case mesh::WorkerMessage::kConnection:
+      if (decode || prefill) return OnConnection(from, message.connection());
       break;
     case mesh::WorkerMessage::kPrefixes:
       if (decode || prefill) return OnPrefixes(from, message.prefixes());
@@ -159,15 +163,21 @@ void RouterCore::Impl::OnLanding(const Worker& from, const mesh::LandingGranted&
   SendStartPrefill(*r, message.landing(), now);
 }
 
-// A prompt's blocks are sent while it computes, which makes a link look slow and never fast: the best of late
-// counts. Little says nothing.
-void RouterCore::Impl::LearnBandwidth(uint64_t bytes, double seconds) {
-  if (bytes < kLeastTimedBytes || !(seconds > 0) || !std::isfinite(seconds)) return;
-  const double rate = static_cast<double>(bytes) / seconds;
-  handoff_bytes_per_second = std::max(0.99 * handoff_bytes_per_second, rate);
+// Little says nothing.
+void RouterCore::Impl::LearnBandwidth(LinkId from, const std::string& to, uint64_t bytes,
+                                      double seconds) {
+  if (bytes < kLeastTimedBytes || !(seconds > 0)) return;
+  links.Moved(from, to, static_cast<double>(bytes) / seconds);
 }
 
-void RouterCore::Impl::CountFetch(const mesh::FetchResult& message) {
+void RouterCore::Impl::OnConnection(const Worker& from, const mesh::ConnectionMeasured& message) {
+  LogInfo("connection.measured", {{"from", from.load.name},
+                                  {"to", SafeMessage(message.to(), kNameBytesMax)},
+                                  {"mb_per_second", message.bytes_per_second() / 1e6}});
+  links.Measured(from.link, message.to(), message.bytes_per_second());
+}
+
+void RouterCore::Impl::CountFetch(const Worker& by, const mesh::FetchResult& message) {
   const bool ok = message.code() == 0;
   const std::string reason = ReasonName(message);
   CountReason(reason, counters.fetch_results);
@@ -179,7 +189,9 @@ void RouterCore::Impl::CountFetch(const mesh::FetchResult& message) {
   if (!ok) return;
   counters.fetched_tokens += message.tokens();
   counters.fetched_bytes += message.bytes();
-  LearnBandwidth(message.bytes(), message.transfer_seconds());
+  const Worker* source = members.FindByName(message.source());
+  LearnBandwidth(source == nullptr ? 0 : source->link, by.load.name, message.bytes(),
+                 message.transfer_seconds());
 }
 
 // It may be late: the workers' links are many, and the request goes on, or ends, by what others say.
@@ -189,7 +201,7 @@ Decision* RouterCore::Impl::DecisionOf(const RouterRequest* r, const RequestId& 
 }
 
 void RouterCore::Impl::OnFetchResult(const Worker& from, const mesh::FetchResult& message) {
-  if (!message.not_needed()) CountFetch(message);
+  if (!message.not_needed()) CountFetch(from, message);
   RouterRequest* r = Find(message.request_id());
   const bool current = r != nullptr && (r->decode == from.link || r->sender == from.link) &&
                        message.attempt() == r->attempt;
@@ -230,7 +242,7 @@ void RouterCore::Impl::OnHandoffResult(const Worker& from, const mesh::HandoffRe
       d->handoff_bytes += static_cast<int64_t>(message.bytes());
       d->handoff_seconds += message.seconds();
     }
-    LearnBandwidth(message.bytes(), message.seconds());
+    LearnBandwidth(r->sender, from.load.name, message.bytes(), message.seconds());
     r->phase = RequestPhase::kDecoding;
     r->phase_since = now;
     return;

@@ -102,11 +102,12 @@ RouterCore::Impl::Placed RouterCore::Impl::TryPlace(RouterRequest& r, const Plac
   // So may one that has not, where computing takes less than moving the state: once both are known.
   std::optional<Choice> alone;
   if (!prefill_capable || options.disaggregation == Disaggregation::kPlanned) {
-    const bool anyone = !prefill_capable || (handoff_bytes_per_second > 0 && rates.any > 0);
+    const bool anyone = !prefill_capable || (links.known() && rates.any > 0);
     alone = ChooseDecode(r, position, rates, {.anyone = anyone});
   }
   const bool with_prefill =
-      decode && (!alone || HandedOver(*prefill, *decode).total() < Alone(alone->cost).total());
+      decode &&
+      (!alone || HandedOver(EndOf(*prefill), EndOf(*decode)).total() < Alone(alone->cost).total());
   if (!with_prefill) {
     // Rather wait for a prefill worker than load one that decodes with more than a step of prompt.
     if (!alone || (prefill_capable && !decode && !FitsAStep(*alone))) {
@@ -247,19 +248,26 @@ uint64_t RouterCore::Impl::JunctionOf(const RouterRequest& r) const {
   return static_cast<uint64_t>(latents.value() * BlockTokens());
 }
 
-CostParts RouterCore::Impl::HandedOver(const CostParts& prefill, const CostParts& decode,
-                                       const Holding& holding, const WorkerLoad& to) const {
-  const double hidden = std::min(holding.hideable_seconds, HiddenBehind(prefill));
-  CostParts parts = {.queue = prefill.queue + decode.queue,
-                     .move = prefill.move + decode.move + holding.hidden_seconds - hidden,
-                     .compute = prefill.compute + decode.compute,
-                     .stall = decode.stall,
-                     .measured = prefill.measured && decode.measured};
+double RouterCore::Impl::HandOverSeconds(const End& prefill, const Worker& to,
+                                         const Holding& holding) const {
+  const double hideable = MoveSeconds(prefill.worker, to, holding.hideable_bytes);
+  return MoveSeconds(prefill.worker, to, holding.transfer_bytes) -
+         std::min(hideable, HiddenBehind(prefill.cost));
+}
+
+CostParts RouterCore::Impl::HandedOver(const End& prefill, const End& decode) const {
+  const CostParts &first = prefill.cost, &second = decode.cost;
+  CostParts parts = {.queue = first.queue + second.queue,
+                     .move = first.move + HandOverSeconds(prefill, decode.worker, decode.holding),
+                     .compute = first.compute + second.compute,
+                     .stall = second.stall,
+                     .measured = first.measured && second.measured};
   if (options.shared_processors) {
+    const WorkerLoad& to = decode.worker.load;
     const double first_token = parts.total() - parts.stall;
     const double weight = parts.measured ? StallWeight(to, decodes_.shape, first_token)
                                          : static_cast<double>(to.resident > 0);
-    parts.stall += prefill.compute * weight;
+    parts.stall += first.compute * weight;
   }
   parts.move += handing_over.Or(staying);
   return parts;
@@ -343,40 +351,52 @@ bool KeepAppends(int64_t prompt_tokens, Holding& holding) {
 }  // namespace
 
 // Latents are on their way while the rest of the prompt computes. So where moving them takes longer, who
-// prefills at the least cost alone need not be of the cheapest pair: who computes for longer hides more.
+// prefills at the least cost alone need not be of the cheapest pair: who computes for longer hides more, and
+// who has the better link moves sooner.
 RouterCore::Impl::Pair RouterCore::Impl::ChoosePair(const RouterRequest& r, int64_t position,
                                                     const MeanRates& rates) {
   Pair best;
   best.prefill = ChoosePrefill(r, position, rates);
   if (!best.prefill) return best;
   const auto decode_after = [&](const Choice& prefill) {
-    return ChooseDecode(r, position, rates,
-                        {.handoff = true, .hidden_seconds = HiddenBehind(prefill.cost)});
+    return ChooseDecode(r, position, rates, {.handoff = true, .after = &prefill});
   };
   best.decode = decode_after(*best.prefill);
   if (!best.decode || !best.prefill->cost.measured) return best;
-  double unhidden = 0;
-  for (const Candidate& c : decodes_.candidates) {
-    unhidden = std::max(unhidden, c.holding.hideable_seconds - c.holding.hidden_seconds);
-  }
-  if (unhidden <= 0) return best;
-  const CostParts first = best.prefill->cost;
-  Worker* decoded_after = best.prefill->worker;
+  const Choice first = *best.prefill;
+  const double most = MostGained(first);
+  if (most <= 0) return best;
+  Worker* decoded_after = first.worker;
   for (const size_t i : CheapestFew(prefills_.candidates, kPrefillsTriedMax)) {
     const Candidate& c = prefills_.candidates[i];
-    if (!c.room || c.cost.total() >= first.total() + unhidden) break;
-    if (HiddenBehind(c.cost) <= HiddenBehind(first)) continue;
+    if (!c.room || c.cost.total() >= first.cost.total() + most) break;
+    if (prefills_.workers[i] == first.worker) continue;
+    if (!links.differ() && HiddenBehind(c.cost) <= HiddenBehind(first.cost)) continue;
     const Choice prefill = ChoiceOf(prefills_, i);
     const std::optional<Choice> decode = decode_after(prefill);
     decoded_after = prefill.worker;
     if (!decode) continue;  // as many have room as before
-    if (HandedOver(prefill, *decode).total() >= HandedOver(*best.prefill, *best.decode).total())
-      continue;
+    const auto total = [&](const Choice& from, const Choice& to) {
+      return HandedOver(EndOf(from), EndOf(to)).total();
+    };
+    if (total(prefill, *decode) >= total(*best.prefill, *best.decode)) continue;
     best = {.prefill = prefill, .decode = decode};
   }
   // What is told of the decision is as of the pair that was chosen.
   if (decoded_after != best.prefill->worker) best.decode = decode_after(*best.prefill);
   return best;
+}
+
+double RouterCore::Impl::MostGained(const Choice& prefill) const {
+  double most = 0;
+  for (size_t i = 0; i < decodes_.candidates.size(); ++i) {
+    const Holding& holding = decodes_.candidates[i].holding;
+    const double hideable =
+        MoveSeconds(*prefill.worker, *decodes_.workers[i], holding.hideable_bytes);
+    most = std::max(
+        most, links.differ() ? holding.transfer_seconds : hideable - HiddenBehind(prefill.cost));
+  }
+  return most;
 }
 
 std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const RouterRequest& r,
@@ -429,9 +449,8 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
           std::max<int64_t>(position / block - WarmLatents(*w, match).value(), 0) *
           static_cast<int64_t>(c.block_bytes());
       holding.transfer_bytes = static_cast<int64_t>(c.slab_bytes()) + latents;
-      holding.hideable_seconds = MoveSeconds(latents);
-      holding.hidden_seconds = std::min(holding.hideable_seconds, way.hidden_seconds);
-      holding.transfer_seconds = MoveSeconds(holding.transfer_bytes) - holding.hidden_seconds;
+      holding.hideable_bytes = latents;
+      if (way.after) holding.transfer_seconds = HandOverSeconds(EndOf(*way.after), *w, holding);
     } else {
       holding = Cached(*w, match, position);
       AddFetches(*w, match, holding);

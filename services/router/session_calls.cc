@@ -234,7 +234,7 @@ void SessionCalls::Suspend(Call& call, const Session& session, absl::Time now) {
   Worker* chosen = nullptr;
   int64_t deepest = -1;
   for (const SessionHolding& h : HoldersOf(call.spec.salt, session.tokens)) {
-    Worker* worker = ByName(h.worker);
+    Worker* worker = members_->FindByName(h.worker);
     if (worker != nullptr && worker->registration.session_store() && h.position > deepest) {
       chosen = worker;
       deepest = h.position;
@@ -331,7 +331,7 @@ void SessionCalls::Load(Call& call, absl::Time now) {
       if (h.position > memory.position) memory = h;
       continue;
     }
-    Worker* worker = ByName(h.worker);
+    Worker* worker = members_->FindByName(h.worker);
     const bool can = worker != nullptr && worker->registration.session_store() &&
                      worker->registration.role() == mesh::ROLE_DECODE;
     if (h.position > cold.position) cold = h;
@@ -472,15 +472,6 @@ void SessionCalls::Tick(absl::Time now) {
 }
 
 // ---- workers -------------------------------------------------------------------------------------
-
-Worker* SessionCalls::ByName(const std::string& name) const {
-  for (const mesh::Role role : {mesh::ROLE_DECODE, mesh::ROLE_PREFILL}) {
-    for (Worker* worker : members_->Alive(role)) {
-      if (worker->load.name == name) return worker;
-    }
-  }
-  return nullptr;
-}
 
 // Deepest first; of equals decode workers first, then by name. Who has a deeper state on disk than in memory
 // is there with both.

@@ -111,7 +111,6 @@ class SessionCalls {
   void OnLoaded(Call& call, const Worker& from, const mesh::SessionReply& reply, absl::Time now);
 
   std::vector<SessionHolding> HoldersOf(const std::string& salt, const SessionTokens& tokens) const;
-  Worker* ByName(const std::string& name) const;
   mesh::SessionCommand Command(Call& call, const SessionId& session);
   void Send(LinkId link, mesh::SessionCommand command);
   void GiveUpWriting(const Call& call, absl::Time now);

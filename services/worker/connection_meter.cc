@@ -13,9 +13,10 @@ constexpr size_t kQueueMax = 256;
 
 }  // namespace
 
-ConnectionMeter::ConnectionMeter(Transport* transport, int64_t expect_mb)
+ConnectionMeter::ConnectionMeter(Transport* transport, int64_t expect_mb, Measured measured)
     : transport_(transport),
       expected_bytes_per_second_(static_cast<double>(expect_mb) * 1e6),
+      measured_(std::move(measured)),
       probe_(transport),
       thread_([this] { Run(); }) {}
 
@@ -51,14 +52,21 @@ void ConnectionMeter::Run() {
 }
 
 void ConnectionMeter::Measure(const Connection& connection) {
-  const absl::StatusOr<BandwidthResult> result = probe_.Measure(connection.peer);
+  const BandwidthProbeOptions options;
+  const absl::StatusOr<BandwidthResult> result = probe_.Measure(connection.peer, options);
   if (result.ok()) {
+    measured_(connection.name, result->bytes_per_second);
     return ReportBandwidth(connection.name, transport_->lanes(), *result,
                            expected_bytes_per_second_);
   }
   if (absl::IsCancelled(result.status()) || absl::IsUnavailable(result.status())) return;
   // It answered at first and then not in time: slower than anything.
-  const bool slow = absl::IsDeadlineExceeded(result.status()) && expected_bytes_per_second_ > 0;
+  const bool late = absl::IsDeadlineExceeded(result.status());
+  if (late) {
+    measured_(connection.name, static_cast<double>(options.payload_bytes * options.payloads) /
+                                   absl::ToDoubleSeconds(options.timeout));
+  }
+  const bool slow = late && expected_bytes_per_second_ > 0;
   Log(slow ? LogLevel::kWarning : LogLevel::kInfo, slow ? "transport.slow" : "transport.unmeasured",
       {{"peer", connection.name},
        {"lanes", transport_->lanes()},

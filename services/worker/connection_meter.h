@@ -1,11 +1,12 @@
-// Measures each new connection of a worker's hand-offs once, so that one which carries far less than it
-// should is warned of: a wrong network device slows every answer and breaks none.
+// Measures each new connection of a worker's hand-offs once: routers place by what it gives, and one which
+// carries far less than it should is warned of. A wrong network device slows every answer and breaks none.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -17,8 +18,11 @@ namespace deltamesh {
 // Thread-safe. The transport must be destroyed first, and Stop called before that.
 class ConnectionMeter {
  public:
+  // On the meter's thread: what a connection gave, or, when it did not end in time, at most could have.
+  using Measured = std::function<void(const std::string& name, double bytes_per_second)>;
+
   // Warns below `expect_mb` MB/s; 0: measures and warns of nothing.
-  ConnectionMeter(Transport* transport, int64_t expect_mb);
+  ConnectionMeter(Transport* transport, int64_t expect_mb, Measured measured);
   ~ConnectionMeter() { Stop(); }
   ConnectionMeter(const ConnectionMeter&) = delete;
   ConnectionMeter& operator=(const ConnectionMeter&) = delete;
@@ -41,6 +45,7 @@ class ConnectionMeter {
 
   Transport* const transport_;
   const double expected_bytes_per_second_;
+  const Measured measured_;
   BandwidthProbe probe_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -51,7 +51,13 @@ StateTransfers::StateTransfers(AttentionProcess* process, std::unique_ptr<StateW
   sending_.layout = receiving_.layout = worker.model().state_layout();
   sending_.idle_max = receiving_.idle_max = absl::Seconds(process->flags().handoff_seconds);
   sending_.stall_max = process->host_options().stall_max;
-  meter_ = std::make_unique<ConnectionMeter>(transport, process->flags().transport_expect_mb);
+  meter_ = std::make_unique<ConnectionMeter>(
+      transport, process->flags().transport_expect_mb,
+      [host, core](const std::string& to, double bytes_per_second) {
+        host->Post([core, to, bytes_per_second](absl::Time) {
+          (*core)->OnConnectionMeasured(to, bytes_per_second);
+        });
+      });
   sending_.on_connected = [meter = meter_.get()](PeerId peer, const std::string& receiver) {
     meter->Add(peer, receiver);
   };

@@ -16,12 +16,14 @@ struct TransferEnds {
   FetchPort* fetch = nullptr;
 };
 
-// A core that is told how transfers end.
+// A core that is told how transfers end, and how fast they can be.
 class StateWorkerCore : public WorkerCore {
  public:
   virtual void OnHandoffSent(const HandoffSent& result, absl::Time now) = 0;
   virtual void OnHandoffEvent(HandoffEvent event, absl::Time now) = 0;
   virtual void OnFetchEvent(const FetchEvent& event, absl::Time now) = 0;
+  // How fast this worker's connection to another one is, which it opened to hand over.
+  virtual void OnConnectionMeasured(const std::string& to, double bytes_per_second) = 0;
 };
 
 }  // namespace deltamesh

@@ -39,6 +39,7 @@ void WorkerLinks::OnRegistered(LinkId link, const mesh::Registered& message, abs
   it->second.period = absl::Milliseconds(std::max<int64_t>(message.heartbeat_ms(), 10));
   it->second.calm = absl::Milliseconds(message.lease_ms()) / 4;
   it->second.due = now;
+  for (const auto& [to, rate] : connections_) SendConnection(link, to, rate);
   LogInfo("worker.registered", {{"router", message.router()},
                                 {"heartbeat_ms", message.heartbeat_ms()},
                                 {"lease_ms", message.lease_ms()}});
@@ -84,6 +85,21 @@ void WorkerLinks::HeartbeatSoon() {
     if (!link.registered) continue;
     link.due = link.told_at = absl::InfinitePast();
   }
+}
+
+void WorkerLinks::TellConnection(const std::string& to, double bytes_per_second) {
+  if (connections_.size() >= kConnectionsMax && !connections_.contains(to)) return;
+  connections_[to] = bytes_per_second;
+  for (const auto& [link, state] : links_) {
+    if (state.registered) SendConnection(link, to, bytes_per_second);
+  }
+}
+
+void WorkerLinks::SendConnection(LinkId link, const std::string& to, double bytes_per_second) {
+  mesh::WorkerMessage message;
+  message.mutable_connection()->set_to(to);
+  message.mutable_connection()->set_bytes_per_second(bytes_per_second);
+  Send(link, std::move(message));
 }
 
 void WorkerLinks::Send(LinkId link, mesh::WorkerMessage message) {

@@ -34,6 +34,8 @@ class WorkerLinks {
   // Queues a heartbeat on every link where one is due: at the router's pace while the load changes, four
   // times within its lease while it does not.
   void Tick(const mesh::Heartbeat& load, absl::Time now);
+  // Tells every router, now or when it has registered this worker, how fast its connection to another one is.
+  void TellConnection(const std::string& to, double bytes_per_second);
   // Makes the next Tick send one on every link.
   void HeartbeatSoon();
 
@@ -56,9 +58,14 @@ class WorkerLinks {
     mesh::MeshView view;
   };
 
+  static constexpr size_t kConnectionsMax = 4096;
+
+  void SendConnection(LinkId link, const std::string& to, double bytes_per_second);
+
   mesh::Register registration_;
-  std::map<LinkId, Link> links_;  // few; ordered so that runs repeat
-  std::string merged_;            // the shards of the last merged view, serialised
+  std::map<LinkId, Link> links_;               // few; ordered so that runs repeat
+  std::map<std::string, double> connections_;  // bytes a second, by the other worker's name
+  std::string merged_;                         // the shards of the last merged view, serialised
   uint64_t merged_epoch_ = 0;
   std::vector<SendToRouter> out_;
 };

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_format.h"
+
 namespace deltamesh {
 namespace {
 
@@ -86,6 +88,29 @@ TEST(WorkerLinks, SaysTheSameLoadFourTimesWithinALease) {
   }
   links.HeartbeatSoon();
   EXPECT_EQ(beats(load, 1), 1u);
+}
+
+// Each router hears once how fast a connection is, whenever it came.
+TEST(WorkerLinks, TellsRoutersWhatConnectionsGive) {
+  WorkerLinks links{mesh::Register()};
+  const auto told = [&links] {
+    std::string out;
+    for (const SendToRouter& sent : links.Take()) {
+      if (!sent.message.has_connection()) continue;
+      const mesh::ConnectionMeasured& c = sent.message.connection();
+      out += absl::StrFormat("%d: %s %g ", sent.link, c.to(), c.bytes_per_second());
+    }
+    return out;
+  };
+  links.Open(1);
+  links.Open(2);
+  links.OnRegistered(1, Accepted(100), kStart);
+  links.TellConnection("decode-0", 5e8);
+  EXPECT_EQ(told(), "1: decode-0 5e+08 ");
+  links.OnRegistered(2, Accepted(100), kStart);
+  EXPECT_EQ(told(), "2: decode-0 5e+08 ");
+  links.TellConnection("decode-0", 4e8);
+  EXPECT_EQ(told(), "1: decode-0 4e+08 2: decode-0 4e+08 ");
 }
 
 TEST(WorkerLinks, MergesTheViewsOfSeveralRouters) {

@@ -115,6 +115,12 @@ class RouterFetchTest : public RouterCoreTest {
     r->set_transfer_seconds(seconds);
     Send(link, m);
   }
+  void Measured(LinkId from, const std::string& to, double rate) {
+    mesh::WorkerMessage m;
+    m.mutable_connection()->set_to(to);
+    m.mutable_connection()->set_bytes_per_second(rate);
+    Send(from, m);
+  }
   std::vector<PrefixKey> Keys(int64_t prompt) {
     PrefixChain chain(PrefixModel("d1", 1), "");
     const ClientRequest request = Make("", prompt);
@@ -124,8 +130,19 @@ class RouterFetchTest : public RouterCoreTest {
   const Decision& Last() { return *core->decisions().Last(1).at(0); }
 };
 
+// Bytes a second between two workers: the mesh's, or less where that was measured.
+struct Links {
+  double mesh = 0;
+  std::map<std::pair<LinkId, std::string>, double> measured;
+
+  double operator()(const Fake& from, const Fake& to) const {
+    const auto found = measured.find({from.link, to.name});
+    return found == measured.end() ? mesh : std::min(mesh, found->second);
+  }
+};
+
 // The least of computing all that `w` lacks and of every fetch.
-double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, double bandwidth,
+double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, const Links& links,
                int64_t* to_compute) {
   double best = kNever;
   const auto consider = [&](double seconds, int64_t cached) {
@@ -145,7 +162,7 @@ double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, doub
                                                 0, blocks - w.latents_in_memory()));
       const double step = static_cast<double>(std::min(from.waiting, kStep)) / from.rate;
       const double read = blocks > from.in_memory() ? from.read() : 0;
-      consider(0.002 + step + read + bytes / bandwidth, blocks * 64);
+      consider(0.002 + step + read + bytes / links(from, w), blocks * 64);
     }
   }
   return best;
@@ -191,12 +208,21 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
     // Teaches the link's speed; nobody knows the request.
     const double bandwidth = draw(2) == 0 ? kSlowest : kBandwidth;
     Fetched(1, "?", 1, "OK", 64, static_cast<uint64_t>(bandwidth), 1);
+    Links links = {.mesh = bandwidth, .measured = {}};
+    for (const Fake& from : all) {
+      for (const Fake& to : all) {
+        if (round % 2 == 0 || draw(3) == 0) continue;
+        const double rate = bandwidth * static_cast<double>(1 + draw(40)) / 30;
+        links.measured[{from.link, to.name}] = rate;
+        Measured(from.link, to.name, rate);
+      }
+    }
 
     bool capable = false;
     double pair = kNever, own = kNever;
     int64_t own_compute = 0;
     struct Prefill {
-      std::string name;
+      const Fake* worker;
       double seconds, computing;  // latents are on their way meanwhile
     };
     std::vector<Prefill> prefills;
@@ -205,23 +231,23 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
     for (const Fake& w : all) {
       if (!w.room() || !w.prefill) continue;
       int64_t compute = 0;
-      const double seconds = Compute(w, all, position, bandwidth, &compute);
-      prefills.push_back({w.name, seconds, static_cast<double>(compute) / w.rate});
+      const double seconds = Compute(w, all, position, links, &compute);
+      prefills.push_back({&w, seconds, static_cast<double>(compute) / w.rate});
     }
     for (const Fake& w : all) {
       if (!w.room() || w.prefill) continue;
       const double latents =
-          kBlock *
-          static_cast<double>(std::max<int64_t>(0, position / 64 - w.latents_in_memory())) /
-          bandwidth;
+          kBlock * static_cast<double>(std::max<int64_t>(0, position / 64 - w.latents_in_memory()));
       for (const Prefill& p : prefills) {
-        const double seconds = p.seconds + w.queue() + kSlab / bandwidth +
-                               std::max(0.0, latents - p.computing) + w.compute(prompt - position);
-        pairs[{p.name, w.name}] = seconds;
+        const double rate = links(*p.worker, w);
+        const double seconds = p.seconds + w.queue() + kSlab / rate +
+                               std::max(0.0, latents / rate - p.computing) +
+                               w.compute(prompt - position);
+        pairs[{p.worker->name, w.name}] = seconds;
         pair = std::min(pair, seconds);
       }
       int64_t compute = 0;
-      const double mine = Compute(w, all, prompt, bandwidth, &compute);
+      const double mine = Compute(w, all, prompt, links, &compute);
       if (mine < own) own_compute = compute;
       own = std::min(own, mine);
     }
