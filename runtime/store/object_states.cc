@@ -49,7 +49,8 @@ void ObjectStates::Learn(const ObjectInfo& object) {
     state.used = object.modified;
     const StoredState* known = index_.Find(state.key);
     if (known == nullptr || !index_.Complete(state.key)) index_.Add(std::move(state));
-  } else if (object.name.starts_with(kRecordObjects)) {
+  } else if (object.name.starts_with(kRecordObjects) && object.name != kRecordObjects) {
+    // Consoles put an object of the folder's own name for a folder that is made: it is no record.
     const auto [found, added] = records_.try_emplace(object.name);
     Record& record = found->second;
     Group& group = groups_[std::string(RecordGroupOf(object.name))];

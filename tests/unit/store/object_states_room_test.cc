@@ -118,6 +118,17 @@ TEST_F(ObjectStatesRoomTest, NoRecordTakesTheParentOfWhatIsBeingPut) {
   EXPECT_EQ(store->Find(path).snapshot.value(), 4);
 }
 
+// As consoles make folders: they are no conversations, and count for none.
+TEST_F(ObjectStatesRoomTest, ObjectsThatStandForFoldersAreNoRecords) {
+  for (const char* folder : {"records/", "states/"}) bucket_.objects[folder] = "";
+  auto store = Open(int64_t{1} << 20);
+  EXPECT_EQ(store->stats().records, 0);
+  EXPECT_EQ(store->stats().states, 0);
+  EXPECT_TRUE(store->PutRecord("a", "x").ok());
+  EXPECT_TRUE(store->List().ok());
+  EXPECT_EQ(store->stats().records, 1);
+}
+
 // A listing tells what was there before it began to arrive.
 TEST_F(ObjectStatesRoomTest, WhatIsPutWhileAListingIsMadeIsKnown) {
   auto store = Open(int64_t{1} << 20);
