@@ -14,6 +14,9 @@ namespace {
 
 // Ids of failed transfers kept, so that what was still under way is not taken for an attack.
 constexpr size_t kFailedIdsKept = 256;
+// Of states that come at once. More would push each other out of the caches before anybody reads them; less
+// is read from there.
+constexpr int64_t kCachedBytesMax = 8 << 20;
 // Room in a long manifest besides its regions.
 constexpr int64_t kManifestFixedBytes = 4096;
 
@@ -113,6 +116,7 @@ class HandoffReceiver::Impl : public std::enable_shared_from_this<Impl> {
   mutable std::mutex mutex_;
   absl::flat_hash_map<uint64_t, TransferPtr> by_id_;        // open ones
   absl::flat_hash_map<RequestId, TransferPtr> by_request_;  // open ones
+  int64_t coming_bytes_ = 0;                                // of those whose manifest was accepted
   std::vector<TransferPtr> draining_;
   std::vector<uint64_t> failed_ids_;  // a ring
   size_t failed_next_ = 0;
@@ -406,6 +410,7 @@ absl::StatusOr<PayloadTarget> HandoffReceiver::Impl::OnSegment(const Arrival& ar
         Heard(t);
         t->first_segment = std::min(t->first_segment, clock_->Now());
         if (options_.verify_checksums) target.crc32c = segment.crc32c();
+        target.cold = coming_bytes_ > kCachedBytesMax;
         target.done = [self = shared_from_this(), t, region = segment.region(),
                        offset = segment.offset()](absl::Status status) {
           self->OnLanded(t, region, offset, status);
@@ -501,6 +506,7 @@ void HandoffReceiver::Impl::TakeManifest(const TransferPtr& t, const mesh::Manif
   verdict.set_stage(mesh::Verdict::MANIFEST);
   verdict.set_idle_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.idle_max)));
   Heard(t);
+  coming_bytes_ += t->incoming.plan().bytes();
   out.answers.push_back({t->peer, std::move(verdict), t->request_id});
 }
 
@@ -591,6 +597,7 @@ void HandoffReceiver::Impl::RefuseStray(const Arrival& arrival, const mesh::Tran
 // Closes the landing: no later message finds it.
 void HandoffReceiver::Impl::End(const TransferPtr& t) {
   t->ended = true;
+  if (t->incoming.accepted()) coming_bytes_ -= t->incoming.plan().bytes();
   t->deadline = clock_->Now() + options_.drain_grace;
   by_id_.erase(t->key.transfer_id());
   const auto it = by_request_.find(t->request_id);

@@ -6,6 +6,7 @@
 #include "runtime/base/crc32c.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/base/stream_copy.h"
 
 namespace deltamesh {
 
@@ -29,7 +30,11 @@ absl::Status CheckPayload(const PayloadTarget& target, std::span<const std::byte
 // The checksum first: copying leaves less of the payload in the caches than summing does.
 absl::Status LandPayload(const PayloadTarget& target, std::span<const std::byte> payload) {
   RETURN_IF_ERROR(CheckPayload(target, payload));
-  std::memcpy(target.buffer.data(), payload.data(), payload.size());
+  if (target.cold) {
+    StreamCopy(target.buffer, payload);
+  } else {
+    std::memcpy(target.buffer.data(), payload.data(), payload.size());
+  }
   return absl::OkStatus();
 }
 

@@ -65,6 +65,8 @@ struct PayloadTarget {
   // What Crc32c of the payload must be; of another one `done` gets DATA_LOSS, and what the buffer holds is
   // undefined. Looked at where the bytes pass through the caches: later it costs several times as much.
   std::optional<uint32_t> crc32c = std::nullopt;
+  // Nobody reads the buffer soon, so that its content need not take room in the caches.
+  bool cold = false;
 };
 
 // `target` when its buffer holds exactly the payload. Else the error that drops the message: a
