@@ -208,8 +208,7 @@ class RouterCore::Impl {
     std::optional<Choice> prefill, decode;  // nobody has room who could be it
   };
   Pair ChoosePair(const RouterRequest& r, int64_t position, const MeanRates& rates);
-  // Seconds that another prefill worker could save by hiding more of the transfer, or by its links.
-  double MostGained(const Choice& prefill) const;
+  double LeastAfterPrefill() const;
   std::optional<Choice> ChoosePrefill(const RouterRequest& r, int64_t position,
                                       const MeanRates& rates);
   struct DecodeWay {

@@ -1,5 +1,6 @@
 // Where requests go: the middle of RouterCore::Impl.
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -363,23 +364,23 @@ RouterCore::Impl::Pair RouterCore::Impl::ChoosePair(const RouterRequest& r, int6
   };
   best.decode = decode_after(*best.prefill);
   if (!best.decode || !best.prefill->cost.measured) return best;
+  const auto total = [&](const Choice& from, const Choice& to) {
+    return HandedOver(EndOf(from), EndOf(to)).total();
+  };
   const Choice first = *best.prefill;
-  const double most = MostGained(first);
-  if (most <= 0) return best;
+  const double least = LeastAfterPrefill();
+  double cheapest = total(first, *best.decode);
   Worker* decoded_after = first.worker;
   for (const size_t i : CheapestFew(prefills_.candidates, kPrefillsTriedMax)) {
     const Candidate& c = prefills_.candidates[i];
-    if (!c.room || c.cost.total() >= first.cost.total() + most) break;
+    if (!c.room || c.cost.total() + least >= cheapest) break;
     if (prefills_.workers[i] == first.worker) continue;
     if (!links.differ() && HiddenBehind(c.cost) <= HiddenBehind(first.cost)) continue;
     const Choice prefill = ChoiceOf(prefills_, i);
     const std::optional<Choice> decode = decode_after(prefill);
     decoded_after = prefill.worker;
-    if (!decode) continue;  // as many have room as before
-    const auto total = [&](const Choice& from, const Choice& to) {
-      return HandedOver(EndOf(from), EndOf(to)).total();
-    };
-    if (total(prefill, *decode) >= total(*best.prefill, *best.decode)) continue;
+    if (!decode || total(prefill, *decode) >= cheapest) continue;
+    cheapest = total(prefill, *decode);
     best = {.prefill = prefill, .decode = decode};
   }
   // What is told of the decision is as of the pair that was chosen.
@@ -387,16 +388,13 @@ RouterCore::Impl::Pair RouterCore::Impl::ChoosePair(const RouterRequest& r, int6
   return best;
 }
 
-double RouterCore::Impl::MostGained(const Choice& prefill) const {
-  double most = 0;
-  for (size_t i = 0; i < decodes_.candidates.size(); ++i) {
-    const Holding& holding = decodes_.candidates[i].holding;
-    const double hideable =
-        MoveSeconds(*prefill.worker, *decodes_.workers[i], holding.hideable_bytes);
-    most = std::max(
-        most, links.differ() ? holding.transfer_seconds : hideable - HiddenBehind(prefill.cost));
+// What any pair costs beside its prefill, were nothing to move.
+double RouterCore::Impl::LeastAfterPrefill() const {
+  double least = std::numeric_limits<double>::infinity();
+  for (const Candidate& c : decodes_.candidates) {
+    if (c.room) least = std::min(least, c.cost.total() - c.holding.transfer_seconds);
   }
-  return most;
+  return least + handing_over.Or(staying);
 }
 
 std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const RouterRequest& r,
