@@ -48,6 +48,10 @@ void ObjectStates::Learn(const ObjectInfo& object) {
     state.bytes = object.bytes;
     state.used = object.modified;
     const StoredState* known = index_.Find(state.key);
+    if (known != nullptr && known->bytes != object.bytes) {  // another worker put it anew
+      index_.Remove(state.key);
+      known = nullptr;
+    }
     if (known == nullptr || !index_.Complete(state.key)) index_.Add(std::move(state));
   } else if (object.name.starts_with(kRecordObjects) && object.name != kRecordObjects) {
     // Consoles put an object of the folder's own name for a folder that is made: it is no record.
@@ -282,10 +286,10 @@ absl::StatusOr<int64_t> ObjectStates::Read(const StateTarget& target,
     parts = index_.Chain(key);
   }
   std::string name;
+  int64_t bytes = 0;
   const PartRead read = ReadParts(
       parts, options_.identity, target,
       [&](const PrefixKey& file) -> absl::StatusOr<std::unique_ptr<ByteReader>> {
-        int64_t bytes = 0;
         {
           absl::MutexLock lock(&mu_);
           const StoredState* state = index_.Find(file);
@@ -297,7 +301,7 @@ absl::StatusOr<int64_t> ObjectStates::Read(const StateTarget& target,
       },
       cancelled);
   if (!read.status.ok()) {
-    if (!absl::IsCancelled(read.status)) Failed(read.status, read.file, name);
+    if (!absl::IsCancelled(read.status)) Failed(read.status, read.file, name, bytes);
     return read.status;
   }
   absl::MutexLock lock(&mu_);
@@ -320,18 +324,25 @@ void ObjectStates::Count(const absl::Status& status, const std::string& name) {
   }
 }
 
-void ObjectStates::Failed(const absl::Status& status, const PrefixKey& key,
-                          const std::string& name) {
+// What another worker put anew since must not go for what was there before.
+bool ObjectStates::IsStill(const std::string& name, int64_t bytes) {
+  const auto found = store_->List(name, 16, nullptr);
+  return found.ok() && std::any_of(found->begin(), found->end(), [&](const ObjectInfo& object) {
+           return object.name == name && object.bytes == bytes;
+         });
+}
+
+void ObjectStates::Failed(const absl::Status& status, const PrefixKey& key, const std::string& name,
+                          int64_t bytes) {
   Count(status, name);
   const std::optional<StoreRefusal> refusal = RefusalOf(status);
   if (!refusal && !absl::IsNotFound(status)) return;
-  const bool remove = refusal && !IsForeign(*refusal);
-  const absl::Status removed = remove ? store_->Remove(name) : absl::OkStatus();
+  const bool foreign = refusal && IsForeign(*refusal);
+  const bool damaged = refusal && !foreign && IsStill(name, bytes);
+  const bool stays = foreign || (damaged && !store_->Remove(name).ok());
   absl::MutexLock lock(&mu_);
   // The next listing has it again.
-  if (refusal && (!remove || !removed.ok()) && unusable_.size() < kUnusableMax) {
-    unusable_.insert(name);
-  }
+  if (stays && unusable_.size() < kUnusableMax) unusable_.insert(name);
   index_.Remove(key);
 }
 

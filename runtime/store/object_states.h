@@ -110,8 +110,11 @@ class ObjectStates {
   absl::Status PutObject(const StoredState& state, ByteReader& bytes, const CancelCheck& cancelled);
   // Counts a refusal or another failure to read.
   void Count(const absl::Status& status, const std::string& name);
-  // The same for a state, and removes what is damaged.
-  void Failed(const absl::Status& status, const PrefixKey& key, const std::string& name);
+  // The same for a state, and removes what is damaged; `bytes`: as it was known.
+  void Failed(const absl::Status& status, const PrefixKey& key, const std::string& name,
+              int64_t bytes);
+  // The object is there and as long as it was known.
+  bool IsStill(const std::string& name, int64_t bytes);
 
   const ObjectStatesOptions options_;
   const std::unique_ptr<ObjectStore> store_, records_store_;

@@ -84,10 +84,16 @@ absl::Status ObjectStates::PutRecord(std::string_view name, std::string_view con
   RETURN_IF_ERROR(CheckRecord(name, content.size()));
   const std::string encoded = EncodeRecord(name, content);
   absl::Status status;
-  bool raced = true;
+  bool raced = true, again = false;
   for (int tries = 0; tries < kPutsMax && raced; ++tries) {
+    again = tries > 0;
     raced = false;
     status = PutRecordOnce(name, encoded, stays, &raced);
+  }
+  // What lost a race may be what was put here, when the answer to that was lost: so nobody may take this
+  // record for one that was not written.
+  if (again && (absl::IsFailedPrecondition(status) || absl::IsResourceExhausted(status))) {
+    status = Unavailable("%s; it may have been put before", MessageOf(status));
   }
   absl::MutexLock lock(&mu_);
   if (!status.ok()) {

@@ -1,13 +1,10 @@
 #include "runtime/store/s3_client.h"
 
 #include <algorithm>
-#include <boost/property_tree/ptree.hpp>
-#include <boost/property_tree/xml_parser.hpp>
 #include <mutex>
-#include <sstream>
 #include <utility>
 
-#include "absl/strings/numbers.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "runtime/base/status.h"
@@ -18,7 +15,6 @@ namespace {
 constexpr size_t kTextMax = size_t{16}
                             << 20;  // of an answer that is text: a page of a listing, an error
 constexpr size_t kPageMax = size_t{64} << 10;  // of one in place of a range
-constexpr size_t kSaidMax = 200;               // of a server's message
 
 std::string Escaped(std::string_view text) {
   std::string out;
@@ -30,18 +26,6 @@ std::string Escaped(std::string_view text) {
   return out;
 }
 
-// The text of an XML answer; an empty tree when it is none.
-boost::property_tree::ptree Xml(const std::string& text) {
-  boost::property_tree::ptree tree;
-  try {
-    std::istringstream in(text);
-    boost::property_tree::read_xml(in, tree);
-  } catch (const boost::property_tree::xml_parser_error&) {
-    tree.clear();
-  }
-  return tree;
-}
-
 // An address without what could be a password in it: for messages.
 std::string WithoutUser(std::string_view url) {
   const size_t scheme = url.find("://");
@@ -50,74 +34,6 @@ std::string WithoutUser(std::string_view url) {
   if (user_end == std::string_view::npos || user_end < host) return std::string(url);
   return std::string(url.substr(0, host)) + std::string(url.substr(user_end + 1));
 }
-
-bool WorthARetry(long code) {
-  return code == 408 || code == 429 || code == 500 || code == 502 || code == 503 || code == 504;
-}
-
-// Why a server refused, in its words: a code that programs may go by, and what it says to people.
-struct Reason {
-  explicit Reason(const std::string& text) {
-    const auto tree = Xml(text);
-    code = tree.get("Error.Code", "no reason");
-    const std::string said = tree.get("Error.Message", "").substr(0, kSaidMax);
-    told = said.empty() ? code : absl::StrFormat("%s (%s)", code, said);
-  }
-  template <typename... Codes>
-  bool IsOneOf(const Codes&... codes) const {
-    return ((code == codes) || ...);
-  }
-  std::string code, told;
-};
-
-// Of all but 404. A code says more than a status: keys, tokens and regions that are wrong are 400 to some,
-// and 409 is no other's put if the name cannot be had at all.
-absl::Status StatusOfAnswer(long code, const std::string& text, const std::string& doing) {
-  const Reason why(text);
-  if (why.IsOneOf("RequestTimeTooSkewed", "RequestExpired")) {
-    return FailedPrecondition("%s: %s; set the clock of this machine", doing, why.told);
-  }
-  if (code == 401 || code == 403 ||
-      why.IsOneOf("AuthorizationHeaderMalformed", "ExpiredToken", "InvalidToken",
-                  "InvalidAccessKeyId")) {
-    return FailedPrecondition(
-        "%s: %s; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION",
-        doing, why.told);
-  }
-  if (code == 412 ||
-      (code == 409 && why.IsOneOf("ConditionalRequestConflict", "OperationAborted", "no reason"))) {
-    return Aborted("%s: answer %d, %s", doing, code, why.told);
-  }
-  if (code / 100 == 3) {
-    return Unavailable(
-        "%s: answer %d, %s: it sends elsewhere; look at --store-s3's endpoint and AWS_REGION",
-        doing, code, why.told);
-  }
-  if (code == 416 && why.code == "InvalidRange") {
-    return NotFound("%s: it is shorter than it was listed; it was put anew", doing);
-  }
-  if (code == 501) return absl::UnimplementedError(absl::StrFormat("%s: %s", doing, why.told));
-  if (WorthARetry(code) || why.code == "RequestTimeout") {
-    return Unavailable("%s: answer %d, %s", doing, code, why.told);
-  }
-  return Internal("%s: answer %d, %s", doing, code, why.told);
-}
-
-// A range as an answer tells it: "bytes 0-9/10".
-struct AnsweredRange {
-  int64_t begin = -1, total = -1;  // -1: not told
-
-  explicit AnsweredRange(std::string_view header) {
-    if (!header.starts_with("bytes ")) return;
-    header.remove_prefix(6);
-    if (!absl::SimpleAtoi(ToAbsl(header.substr(0, header.find('-'))), &begin)) begin = -1;
-    const size_t slash = header.find('/');
-    if (slash == std::string_view::npos ||
-        !absl::SimpleAtoi(ToAbsl(header.substr(slash + 1)), &total)) {
-      total = -1;
-    }
-  }
-};
 
 }  // namespace
 
@@ -175,17 +91,12 @@ absl::StatusOr<S3Options> ParseS3(std::string_view url,
 
 // ---- one call ------------------------------------------------------------------------------------
 
-struct S3Client::Call {
-  enum Method { kGet, kPut, kDelete } method = kGet;
+struct S3Client::Call : S3Asked {
   std::string url;
-  std::string doing;                                // for messages
   ByteReader* body = nullptr;                       // of a PUT
-  int64_t range_begin = -1, range_end = -1;         // of a GET, the end excluded
+  int64_t range_end = -1;                           // excluded
   std::span<const std::span<std::byte>> into = {};  // where a range goes; else the answer is text
   size_t text_max = kTextMax;                       // bytes of it
-  std::string_view magic = {};                      // what it should begin with
-  std::string condition;                            // of a PUT: a header
-  bool of_object = true;                            // else of the bucket
 
   // While it runs.
   int64_t sent = 0;
@@ -193,6 +104,7 @@ struct S3Client::Call {
   size_t piece = 0, offset = 0;
   int64_t received = 0;
   bool text_full = false;
+  bool odd = false;  // what came was not the server's
   std::string text;
   const CancelCheck* cancelled = nullptr;
   CURL* curl = nullptr;
@@ -200,17 +112,10 @@ struct S3Client::Call {
   void Begin() {
     sent = received = 0;
     piece = offset = 0;
-    text_full = false;
+    text_full = odd = false;
     text.clear();
     body_status = absl::OkStatus();
   }
-};
-
-struct S3Client::Reply {
-  long code = 0;
-  std::string text;
-  std::string etag, type, request_id;
-  AnsweredRange range{""};
 };
 
 namespace {
@@ -268,6 +173,12 @@ template <typename Call>
 int Progress(void* user, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
   const auto& call = *static_cast<Call*>(user);
   return call.cancelled != nullptr && *call.cancelled && (*call.cancelled)() ? 1 : 0;
+}
+
+// It reads as if nothing had been done: callers go by that.
+bool SaysUndone(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) || absl::IsResourceExhausted(status) ||
+         absl::IsInvalidArgument(status);
 }
 
 // libcurl wants to be set up once per process.
@@ -353,7 +264,7 @@ S3Client::Headers S3Client::Prepare(Call& call) {
 // object: a bucket that is gone and a proxy's page are answered with 404, too. From some servers no reason
 // comes with the answer to a DELETE. What a condition names and is gone by now was replaced, in a way.
 absl::Status S3Client::NotThere(const Call& call, const std::string& text) const {
-  const Reason why(text);
+  const S3Reason why(text);
   const bool may_lack_reason = call.method == Call::kDelete;
   if (call.of_object && (why.code == "NoSuchKey" || (may_lack_reason && text.empty()))) {
     if (call.method != Call::kPut) return NotFound("%s: %s", call.doing, why.code);
@@ -365,42 +276,7 @@ absl::Status S3Client::NotThere(const Call& call, const std::string& text) const
       call.doing, why.told, options_.server, options_.bucket);
 }
 
-// A proxy or a captive page can answer in the server's place, with 200 and a page. What tells:
-//
-//   * Every S3 server gives an ETag for what it took, and has no text for a put or a removal.
-//   * A range is 206 and names the bytes that were asked for; a page comes whole.
-//   * An object has an ETag and the type that it was put with, application/octet-stream (or, older ones, what
-//     servers give to those without one, binary/octet-stream). A server that keeps neither, as versitygw with
-//     --nometa, has a request id, which others lack (moto, for one); a page's type is text/html mostly.
-//
-// An object that begins as it should is believed without these. A record's length tells nothing: another
-// worker may have put it anew. What has them and does not begin so is what damage looks like: the caller's to
-// judge.
-std::string S3Client::NotOfAServer(const Call& call, const Reply& reply) {
-  switch (call.method) {
-    case Call::kPut:
-      if (!reply.text.empty()) return "a text for what was put";
-      return reply.etag.empty() ? "no ETag for what was put" : "";
-    case Call::kDelete:
-      return reply.text.empty() ? "" : "a text for what was removed";
-    case Call::kGet:
-      break;
-  }
-  if (!call.of_object) {
-    return reply.text.find("<ListBucketResult") == std::string::npos ? "no listing" : "";
-  }
-  if (call.range_begin >= 0) {
-    const bool same = reply.code == 206 && reply.range.begin == call.range_begin;
-    return same ? "" : "not the range that was asked for";
-  }
-  const bool typed = reply.type.ends_with("/octet-stream") && !reply.etag.empty();
-  const bool named = !reply.type.starts_with("text/html") && !reply.request_id.empty();
-  if (typed || named || reply.text.starts_with(call.magic)) return "";
-  return absl::StrFormat("Content-Type \"%s\", %s ETag, %s x-amz-request-id", reply.type,
-                         reply.etag.empty() ? "no" : "an", reply.request_id.empty() ? "no" : "an");
-}
-
-absl::StatusOr<S3Client::Reply> S3Client::Try(Call& call, const CancelCheck& cancelled) {
+absl::StatusOr<S3Answer> S3Client::Try(Call& call, const CancelCheck& cancelled) {
   call.Begin();
   call.cancelled = &cancelled;
   call.curl = curl_;
@@ -413,25 +289,17 @@ absl::StatusOr<S3Client::Reply> S3Client::Try(Call& call, const CancelCheck& can
   if (code != CURLE_OK && !call.text_full) {
     return Unavailable("%s: %s", call.doing, curl_easy_strerror(code));
   }
-  Reply reply;
-  curl_easy_getinfo(curl_, CURLINFO_RESPONSE_CODE, &reply.code);
-  reply.text = std::move(call.text);
-  const auto header = [this](const char* name) -> std::string {
-    curl_header* found = nullptr;
-    const bool there = curl_easy_header(curl_, name, 0, CURLH_HEADER, -1, &found) == CURLHE_OK;
-    return there ? found->value : "";
-  };
-  reply.etag = header("ETag");
-  reply.type = header("Content-Type");
-  reply.request_id = header("x-amz-request-id");
-  reply.range = AnsweredRange(header("Content-Range"));
+  const S3Answer reply = AnswerTo(call);
   if (reply.code == 404) return NotThere(call, reply.text);
-  if (reply.code / 100 != 2) return StatusOfAnswer(reply.code, reply.text, call.doing);
-  if (const std::string odd = NotOfAServer(call, reply); !odd.empty()) {
+  if (reply.code / 100 != 2) return S3Refusal(call, reply);
+  if (const std::string odd = NotOfS3(call, reply); !odd.empty()) {
+    call.odd = true;
+    const bool object = call.method == Call::kGet && call.of_object;
     return Unavailable(
         "%s: a proxy or captive page answered in place of the object store: answer %d, %s; look at "
-        "--store-s3's endpoint, %s",
-        call.doing, reply.code, odd, options_.server);
+        "--store-s3's endpoint, %s%s",
+        call.doing, reply.code, odd, options_.server,
+        object ? ", or remove the object if it was put by other means" : "");
   }
   if (call.text_full) {
     return ResourceExhausted("%s: more than %d bytes came", call.doing, call.text_max);
@@ -439,17 +307,40 @@ absl::StatusOr<S3Client::Reply> S3Client::Try(Call& call, const CancelCheck& can
   return reply;
 }
 
-absl::StatusOr<S3Client::Reply> S3Client::Do(Call& call, const CancelCheck& cancelled) {
+S3Answer S3Client::AnswerTo(Call& call) const {
+  S3Answer answer;
+  curl_easy_getinfo(curl_, CURLINFO_RESPONSE_CODE, &answer.code);
+  answer.text = std::move(call.text);
+  const auto header = [this](const char* name) -> std::string {
+    curl_header* found = nullptr;
+    const bool there = curl_easy_header(curl_, name, 0, CURLH_HEADER, -1, &found) == CURLHE_OK;
+    return there ? found->value : "";
+  };
+  answer.etag = header("ETag");
+  answer.type = header("Content-Type");
+  answer.encoding = header("Content-Encoding");
+  answer.range = header("Content-Range");
+  answer.request_id = header("x-amz-request-id");
+  long version = 0;
+  curl_easy_getinfo(curl_, CURLINFO_HTTP_VERSION, &version);
+  answer.framed = version >= CURL_HTTP_VERSION_2_0 || !header("Content-Length").empty() ||
+                  absl::EqualsIgnoreCase(header("Transfer-Encoding"), "chunked");
+  return answer;
+}
+
+absl::StatusOr<S3Answer> S3Client::Do(Call& call, const CancelCheck& cancelled) {
   if (clock_->Now() < down_until_) {
     return Unavailable("%s: the object store is asked again in %s; before: %s", call.doing,
                        absl::FormatDuration(down_until_ - clock_->Now()), down_why_);
   }
   absl::Duration wait = options_.retry_after;
-  absl::StatusOr<Reply> reply;
+  absl::StatusOr<S3Answer> reply;
+  bool unanswered = false;  // a try that may have been carried out all the same
   for (int attempt = 1;; ++attempt) {
     reply = Try(call, cancelled);
     if (!absl::IsUnavailable(reply.status())) break;
     ++failed_tries_;
+    unanswered = true;
     if (attempt >= options_.tries) break;
     for (absl::Duration slept; slept < wait; slept += absl::Milliseconds(20)) {
       if (cancelled && cancelled()) return Cancelled("%s: nobody waits for it", call.doing);
@@ -457,7 +348,12 @@ absl::StatusOr<S3Client::Reply> S3Client::Do(Call& call, const CancelCheck& canc
     }
     wait *= 2;
   }
-  if (absl::IsUnavailable(reply.status())) {
+  if (unanswered && call.method == Call::kPut && SaysUndone(reply.status())) {
+    reply = Unavailable("%s; an earlier try may have been carried out", MessageOf(reply.status()));
+  }
+  // One odd object says nothing of the others.
+  const bool of_one = call.odd && call.method == Call::kGet && call.of_object;
+  if (absl::IsUnavailable(reply.status()) && !of_one) {
     down_ = std::clamp(down_ * 2, options_.down_min, options_.down_max);
     down_until_ = clock_->Now() + down_;
     down_why_ = MessageOf(reply.status());
@@ -490,11 +386,16 @@ class S3Client::Reader final : public ByteReader {
     call.range_end = offset + bytes;
     call.into = pieces;
     call.text_max = kPageMax;
-    ASSIGN_OR_RETURN(const Reply reply, client_->Do(call, cancelled_));
+    ASSIGN_OR_RETURN(const S3Answer reply, client_->Do(call, cancelled_));
     // Its listing is out of date, so nothing is known of it: least of all that it is damaged.
-    if (reply.range.total >= 0 && reply.range.total != size_) {
+    const int64_t total = S3RangeTotal(reply);
+    if (total >= 0 && total != size_) {
       return NotFound("get %s: it has %d bytes and was listed with %d; it was put anew", name_,
-                      reply.range.total, size_);
+                      total, size_);
+    }
+    if (etag_.empty()) etag_ = reply.etag;
+    if (reply.etag != etag_) {
+      return NotFound("get %s: it was put anew while it was read", name_);
     }
     if (call.received != bytes) {
       return Unavailable("get %s: %d bytes of %d came", name_, call.received, bytes);
@@ -507,6 +408,7 @@ class S3Client::Reader final : public ByteReader {
   const std::string name_;
   const int64_t size_;
   const CancelCheck cancelled_;
+  std::string etag_;  // of its first answer; empty where the server gives none
 };
 
 absl::Status S3Client::Put(const std::string& name, ByteReader& body,
@@ -546,7 +448,7 @@ absl::StatusOr<std::string> S3Client::Get(const std::string& name, int64_t bytes
   call.doing = "get " + name;
   call.text_max = static_cast<size_t>(bytes_max);
   call.magic = magic;
-  ASSIGN_OR_RETURN(Reply reply, Do(call, cancelled));
+  ASSIGN_OR_RETURN(S3Answer reply, Do(call, cancelled));
   if (version != nullptr) *version = reply.etag;
   return std::move(reply.text);
 }
@@ -560,7 +462,7 @@ absl::StatusOr<std::vector<ObjectInfo>> S3Client::List(const std::string& prefix
                                                        const CancelCheck& cancelled) {
   std::vector<ObjectInfo> out;
   std::string token;
-  for (bool more = true; more;) {
+  for (;;) {
     Call call;
     call.doing = "list " + prefix;
     call.of_object = false;
@@ -569,34 +471,22 @@ absl::StatusOr<std::vector<ObjectInfo>> S3Client::List(const std::string& prefix
     if (!token.empty()) call.url += "continuation-token=" + Escaped(token) + "&";
     call.url += absl::StrFormat("list-type=2&max-keys=%d&prefix=%s", options_.page_objects,
                                 Escaped(options_.prefix + prefix));
-    ASSIGN_OR_RETURN(const Reply reply, Do(call, cancelled));
-    const auto tree = Xml(reply.text);
-    const auto result = tree.get_child_optional("ListBucketResult");
-    if (!result) return Unavailable("list %s: the answer is no listing", prefix);
-    for (const auto& [tag, node] : *result) {
-      if (tag != "Contents") continue;
-      ObjectInfo info;
-      info.name = node.get("Key", "");
-      info.bytes = node.get<int64_t>("Size", -1);
-      absl::ParseTime(absl::RFC3339_full, node.get("LastModified", ""), &info.modified, nullptr);
-      if (!info.name.starts_with(options_.prefix) || info.bytes < 0) continue;
+    ASSIGN_OR_RETURN(const S3Answer reply, Do(call, cancelled));
+    ASSIGN_OR_RETURN(S3Page page, ParseS3Page(reply.text, call.doing));
+    for (ObjectInfo& info : page.objects) {
+      if (!info.name.starts_with(options_.prefix)) continue;
       info.name.erase(0, options_.prefix.size());
       out.push_back(std::move(info));
       if (static_cast<int64_t>(out.size()) > most) {
         return ResourceExhausted("list %s: more than %d objects", prefix, most);
       }
     }
-    token = result->get("NextContinuationToken", "");
-    more = result->get("IsTruncated", "false") == "true";
-    // Not all of it is worse than none: what it lacks would count as gone.
-    if (more && token.empty()) {
-      return FailedPrecondition(
-          "list %s: the server tells no token of the next page; use one that knows "
-          "ListObjectsV2",
-          prefix);
+    if (page.next.empty()) return out;
+    if (page.next == token) {
+      return FailedPrecondition("list %s: a page says that it comes next after itself", prefix);
     }
+    token = std::move(page.next);
   }
-  return out;
 }
 
 absl::Status S3Client::Remove(const std::string& name) {

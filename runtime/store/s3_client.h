@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "runtime/base/clock.h"
 #include "runtime/store/object_store.h"
+#include "runtime/store/s3_answer.h"
 
 namespace deltamesh {
 
@@ -73,22 +74,20 @@ class S3Client final : public ObjectStore {
  private:
   class Reader;
   struct Call;
-  struct Reply;
 
   S3Client(S3Options options, const Clock* clock, CURL* curl)
       : options_(std::move(options)), clock_(clock), curl_(curl) {}
   absl::Status PutWhen(const std::string& name, ByteReader& body, std::string condition,
                        const CancelCheck& cancelled);
   // Retries; the reply of the last try. NOT_FOUND and other refusals come as a status.
-  absl::StatusOr<Reply> Do(Call& call, const CancelCheck& cancelled);
+  absl::StatusOr<S3Answer> Do(Call& call, const CancelCheck& cancelled);
   // Sets the handle up for a call; the headers must live until it ends.
   using Headers = std::unique_ptr<curl_slist, void (*)(curl_slist*)>;
   Headers Prepare(Call& call);
-  absl::StatusOr<Reply> Try(Call& call, const CancelCheck& cancelled);
+  absl::StatusOr<S3Answer> Try(Call& call, const CancelCheck& cancelled);
   // What an answer of 404 says.
   absl::Status NotThere(const Call& call, const std::string& text) const;
-  // What shows that an answer of 2xx is not the server's; empty when nothing does.
-  static std::string NotOfAServer(const Call& call, const Reply& reply);
+  S3Answer AnswerTo(Call& call) const;
   std::string UrlOf(const std::string& name) const;
 
   const S3Options options_;

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <thread>
@@ -22,6 +23,7 @@ class AnswerServer {
   // `answer`: the whole answer to a request, of which it gets the head. One connection, one request.
   explicit AnswerServer(std::function<std::string(const std::string& request)> answer)
       : listener_(socket(AF_INET, SOCK_STREAM, 0)) {
+    for (const char* proxy : {"http_proxy", "all_proxy", "ALL_PROXY"}) unsetenv(proxy);
     sockaddr_in at{};
     at.sin_family = AF_INET;
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);

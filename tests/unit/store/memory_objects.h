@@ -60,13 +60,16 @@ class MemoryObjects final : public ObjectStore {
     if (version != nullptr) *version = found->second;
     return found->second;
   }
-  absl::StatusOr<std::unique_ptr<ByteReader>> Open(const std::string& name, int64_t,
+  // As long as it was listed, whatever is there by now.
+  absl::StatusOr<std::unique_ptr<ByteReader>> Open(const std::string& name, int64_t bytes,
                                                    const CancelCheck&) override {
     RETURN_IF_ERROR(Asked(name));
     absl::SleepFor(bucket_->opening);
     const auto found = bucket_->objects.find(name);
     if (found == bucket_->objects.end()) return NotFound("get %s", name);
-    return std::make_unique<PiecesReader>(BytePieces{std::as_bytes(std::span(found->second))});
+    const auto size = std::min(static_cast<size_t>(bytes), found->second.size());
+    return std::make_unique<PiecesReader>(
+        BytePieces{std::as_bytes(std::span(found->second)).first(size)});
   }
   absl::StatusOr<std::vector<ObjectInfo>> List(const std::string& prefix, int64_t,
                                                const CancelCheck&) override {

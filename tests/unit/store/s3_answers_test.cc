@@ -133,6 +133,8 @@ TEST_F(S3AnswersTest, RefusalsSayWhatToDo) {
            {"400 Bad Request", "RequestTimeout", absl::StatusCode::kUnavailable, "400"},
            {"409 Conflict", "ConditionalRequestConflict", absl::StatusCode::kAborted, "409"},
            {"412 Precondition Failed", "PreconditionFailed", absl::StatusCode::kAborted, "412"},
+           {"409 Conflict", "ConcurrentModification", absl::StatusCode::kAborted, "409"},
+           {"403 Forbidden", "QuotaExceeded", absl::StatusCode::kResourceExhausted, "quota"},
            // No other worker's put: nothing can be put at that name.
            {"409 Conflict", "ObjectParentIsFile", absl::StatusCode::kInternal, "409"}}) {
     const absl::Status status =
@@ -150,6 +152,7 @@ TEST_F(S3AnswersTest, APageIsNoAnswer) {
   const std::string empty = AnswerServer::Answer("200 OK", "", kHtml);
   EXPECT_EQ(Ask(empty, "put").code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(Ask(empty, "get record").code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Ask(empty, "remove").code(), absl::StatusCode::kUnavailable);
   for (const std::string& page : {bare, html}) {
     for (const char* what :
          {"get", "get record", "put record", "range", "list", "look", "remove", "put", "replace"}) {
@@ -171,10 +174,99 @@ TEST_F(S3AnswersTest, APageIsNoAnswer) {
   EXPECT_EQ(record(bad, "Content-Type: binary/octet-stream\r\n" + kETag), StoreRefusal::kBadMagic);
   EXPECT_EQ(record(bad, "Content-Type: text/plain\r\nx-amz-request-id: P42H2\r\n"),
             StoreRefusal::kBadMagic);
-  EXPECT_EQ(record(bad, kHtml + kETag + "x-amz-request-id: P42H2\r\n"), std::nullopt);
+  EXPECT_EQ(record(bad, "Content-Type: text/plain\r\n" + kETag), StoreRefusal::kBadMagic);
+  for (const char* type : {"text/html", "Application/XML; charset=utf-8", "application/json"}) {
+    EXPECT_EQ(record(bad, absl::StrFormat("Content-Type: %s\r\n%sx-amz-request-id: P42H2\r\n", type,
+                                          kETag)),
+              std::nullopt)
+        << type;
+  }
   EXPECT_EQ(record(kX, kObject), StoreRefusal::kTruncated);
   EXPECT_EQ(record(whole.substr(0, whole.size() - 1), kHtml), StoreRefusal::kTruncated);
   EXPECT_TRUE(Ask(AnswerServer::Answer("200 OK", whole, kHtml), "get record").ok());
+}
+
+// A record that was cut or encoded on the way is not damaged: nothing may be put in its place for that.
+TEST_F(S3AnswersTest, WhatIsNotWholeIsNoRecord) {
+  const std::string whole = EncodeRecord("x", "content");
+  const std::string part = whole.substr(0, whole.size() - 1);
+  const std::string unframed = "HTTP/1.1 200 OK\r\nConnection: close\r\n" + kObject + "\r\n";
+  for (const std::string& answer :
+       {unframed + part, AnswerServer::Answer("203 Changed", part, kObject),
+        AnswerServer::Answer("206 Partial Content", part, kObject),
+        AnswerServer::Answer("200 OK", "\x1f\x8b", kObject + "Content-Encoding: gzip\r\n")}) {
+    for (const char* what : {"get record", "put record"}) {
+      const absl::Status status = Ask(answer, what);
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status << answer;
+    }
+  }
+  const std::string chunked = absl::StrFormat(
+      "HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: "
+      "chunked\r\n%s\r\n%x\r\n%s\r\n0\r\n\r\n",
+      kObject, whole.size(), whole);
+  EXPECT_TRUE(Ask(chunked, "get record").ok());
+}
+
+// One odd object keeps nobody from the others.
+TEST_F(S3AnswersTest, AnOddObjectDoesNotCountAsAServerThatIsDown) {
+  const AnswerServer server([](const std::string& request) {
+    return request.find("/odd") != std::string::npos ? AnswerServer::Answer("200 OK", kPage, kHtml)
+                                                     : AnswerServer::Answer("200 OK", kX, kObject);
+  });
+  S3Options options = server.Options();
+  options.down_min = options.down_max = absl::Minutes(1);
+  auto client = *S3Client::Create(options, &clock_);
+  EXPECT_EQ(client->Get("odd", 1000, nullptr, nullptr, kX).status().code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(client->Get("other", 10, nullptr, nullptr, kX).ok());
+}
+
+// A refusal that follows a try without an answer does not prove that nothing was put.
+TEST_F(S3AnswersTest, APutThatMayHaveBeenCarriedOutIsNotToldAsUndone) {
+  int puts = 0;
+  const AnswerServer server([&puts](const std::string& request) {
+    if (request.starts_with("GET"))
+      return AnswerServer::Answer("404 Not Found", Error("NoSuchKey"));
+    return ++puts % 2 == 1 ? AnswerServer::Answer("503 Slow Down", "")
+                           : AnswerServer::Answer("400 Bad Request", Error("ExpiredToken"));
+  });
+  PiecesReader bytes({std::as_bytes(std::span(kX))});
+  const absl::Status put = Client(server)->Put("a", bytes, nullptr);
+  EXPECT_EQ(put.code(), absl::StatusCode::kUnavailable) << put;
+  EXPECT_THAT(MessageOf(put), HasSubstr("ExpiredToken"));
+  EXPECT_EQ(Store(Client(server))->PutRecord("x", "content").code(),
+            absl::StatusCode::kUnavailable);
+  // A race that was lost before may have been won by this very record.
+  int races = 0;
+  const AnswerServer racing([&races](const std::string& request) {
+    if (request.starts_with("PUT")) {
+      ++races;
+      return AnswerServer::Answer("412 Precondition Failed", Error("PreconditionFailed"));
+    }
+    return races == 0 ? AnswerServer::Answer("404 Not Found", Error("NoSuchKey"))
+                      : AnswerServer::Answer("400 Bad Request", Error("ExpiredToken"));
+  });
+  EXPECT_EQ(Store(Client(racing))->PutRecord("x", "content").code(),
+            absl::StatusCode::kUnavailable);
+}
+
+// What answers may nest without end, or speak to a terminal.
+TEST_F(S3AnswersTest, WhatAServerSaysIsBoundedAndSafeToShow) {
+  std::string nested = "<Error>";
+  for (int i = 0; i < 200000; ++i) nested += "<a>";
+  for (const char* what : {"get", "put", "list", "remove"}) {
+    EXPECT_FALSE(Ask(AnswerServer::Answer("500 Oh", nested), what).ok()) << what;
+    EXPECT_FALSE(Ask(AnswerServer::Answer("200 OK", "<ListBucketResult>" + nested), what).ok())
+        << what;
+  }
+  const absl::Status said = Ask(
+      AnswerServer::Answer("403 Forbidden", Error("Bad&#27;[31mCode" + std::string(300, 'x'),
+                                                  "red&#27;[31m&#155;" + std::string(500, 'y'))),
+      "get");
+  EXPECT_THAT(MessageOf(said), HasSubstr("Bad31mCodexxx"));
+  for (const char c : MessageOf(said)) EXPECT_GE(static_cast<unsigned char>(c), 0x20) << said;
+  EXPECT_THAT(MessageOf(said), Not(HasSubstr("\xC2\x9B")));
+  EXPECT_LT(MessageOf(said).size(), 600u);
 }
 
 // A state stays in the bucket unless its own bytes are damaged.
@@ -185,8 +277,10 @@ TEST_F(S3AnswersTest, AStateInPlaceOfWhichAPageCameIsNotRemoved) {
                   ->Put(TestState(path).source(), nullptr)
                   .ok());
   const auto& [name, good] = *bucket.objects.begin();
-  enum Kind { kGood, kPageOfThatLength, kOther, kShorter, kDamaged };
-  for (const Kind kind : {kGood, kPageOfThatLength, kOther, kShorter, kDamaged}) {
+  enum Kind { kGood, kPageOfThatLength, kOther, kShorter, kDamaged, kPutAnewMeanwhile };
+  for (const Kind kind :
+       {kGood, kPageOfThatLength, kOther, kShorter, kDamaged, kPutAnewMeanwhile}) {
+    int ranges = 0;
     AnswerServer server([&, &name = name, &good = good](const std::string& request) {
       if (request.starts_with("DELETE")) return AnswerServer::Answer("204 No Content", "");
       if (request.find("list-type=2") != std::string::npos) {
@@ -205,6 +299,12 @@ TEST_F(S3AnswersTest, AStateInPlaceOfWhichAPageCameIsNotRemoved) {
       if (kind == kShorter) {
         return AnswerServer::Answer("416 Range Not Satisfiable", Error("InvalidRange"));
       }
+      if (kind == kPutAnewMeanwhile && ++ranges > 1) {
+        return AnswerServer::Answer(
+            "206 Partial Content", good.substr(static_cast<size_t>(begin), length),
+            absl::StrFormat("ETag: \"another\"\r\nContent-Range: bytes %d-%d/%d\r\n", begin, end,
+                            good.size()));
+      }
       std::string bytes = good;
       if (kind == kOther || kind == kDamaged) bytes[3] ^= 1;
       return AnswerServer::Answer(
@@ -216,9 +316,9 @@ TEST_F(S3AnswersTest, AStateInPlaceOfWhichAPageCameIsNotRemoved) {
     ASSERT_TRUE(store->List().ok());
     TestTarget target(path);
     const absl::Status read = store->Read(target.target(), nullptr).status();
-    const absl::StatusCode as[] = {absl::StatusCode::kOk, absl::StatusCode::kUnavailable,
+    const absl::StatusCode as[] = {absl::StatusCode::kOk,       absl::StatusCode::kUnavailable,
                                    absl::StatusCode::kNotFound, absl::StatusCode::kNotFound,
-                                   absl::StatusCode::kDataLoss};
+                                   absl::StatusCode::kDataLoss, absl::StatusCode::kNotFound};
     EXPECT_EQ(read.code(), as[kind]) << read;
     // One that was put anew is found again by the next listing.
     EXPECT_EQ(store->Has(path.back()), kind == kGood || kind == kPageOfThatLength) << kind;
@@ -231,6 +331,44 @@ TEST_F(S3AnswersTest, AStateInPlaceOfWhichAPageCameIsNotRemoved) {
       EXPECT_THAT(requests, Not(Contains("DELETE"))) << kind;
     }
   }
+}
+
+// One worker's listing is old: what another one put since must not go for what was there.
+TEST_F(S3AnswersTest, AnObjectThatWasPutAnewIsNotRemovedForTheOldOne) {
+  const auto path = TestPath(1, 3);
+  testing::MemoryBucket bucket;
+  ASSERT_TRUE(Store(std::make_unique<testing::MemoryObjects>(&bucket))
+                  ->Put(TestState(path).source(), nullptr)
+                  .ok());
+  auto& [name, content] = *bucket.objects.begin();
+  const std::string good = std::exchange(content, "");
+  auto store = Store(std::make_unique<testing::MemoryObjects>(&bucket));
+  ASSERT_TRUE(store->List().ok());
+  bucket.objects[name] = good;
+  TestTarget target(path);
+  EXPECT_FALSE(store->Read(target.target(), nullptr).ok());
+  EXPECT_TRUE(bucket.objects.contains(name));
+  ASSERT_TRUE(store->List().ok());
+  EXPECT_TRUE(store->Read(target.target(), nullptr).ok());
+  // Also where nobody read the old one.
+  bucket.objects[name] = "";
+  auto other = Store(std::make_unique<testing::MemoryObjects>(&bucket));
+  ASSERT_TRUE(other->List().ok());
+  bucket.objects[name] = good;
+  ASSERT_TRUE(other->List().ok());
+  EXPECT_TRUE(other->Read(target.target(), nullptr).ok());
+  EXPECT_FALSE(other->TakeChanges().empty());
+}
+
+TEST_F(S3AnswersTest, AListingThatNeverEndsIsNone) {
+  const absl::Status status =
+      Ask(AnswerServer::Answer("200 OK",
+                               "<ListBucketResult><IsTruncated>True</IsTruncated>"
+                               "<NextContinuationToken>a</NextContinuationToken>"
+                               "</ListBucketResult>"),
+          "list");
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(MessageOf(status), HasSubstr("next after itself"));
 }
 
 // What a listing lacks counts as gone, so one that is cut is none.
