@@ -143,6 +143,7 @@ absl::Status HandoffSender::Impl::Begin(HandoffStart start) {
   Cancel(start.request_id);
   const std::string address = landing.transport_address();
   const std::string receiver = landing.receiver();
+  const uint64_t epoch = landing.receiver_epoch();
   const absl::Time now = clock_->Now();
   const absl::Time deadline = start.deadline;
   auto t = std::make_shared<Transfer>(options_.layout, std::move(start));
@@ -165,7 +166,7 @@ absl::Status HandoffSender::Impl::Begin(HandoffStart start) {
     by_request_[t->request_id] = t;
     ++stats_.started;
   }
-  if (connected && options_.on_connected) options_.on_connected(t->peer, receiver);
+  if (connected && options_.on_connected) options_.on_connected(t->peer, receiver, epoch);
   SendManifest(t);
   return absl::OkStatus();
 }

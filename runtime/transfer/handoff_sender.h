@@ -40,8 +40,9 @@ struct HandoffSenderOptions {
   int64_t transfers_max = 4096;  // open at once
   int64_t segment_bytes_max = kHandoffSegmentBytesMax;
   int64_t segments_in_flight_max = 8;  // per transfer
-  // Begin opened a connection, to the receiver of this name. Called by Begin with no lock held.
-  std::function<void(PeerId peer, const std::string& receiver)> on_connected = nullptr;
+  // Begin opened a connection, to this life of the receiver. Called by Begin with no lock held.
+  std::function<void(PeerId peer, const std::string& receiver, uint64_t epoch)> on_connected =
+      nullptr;
 };
 
 struct HandoffStart {

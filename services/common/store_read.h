@@ -1,5 +1,5 @@
-// How long a state takes to read from a worker's disk, and whether it is read or computed: what the worker
-// decides by (StateTier), and what routers therefore expect of it.
+// How long a state takes to read from a worker's disk or object store, and whether it is read or computed:
+// what the worker decides by (StateTier), and what routers therefore expect of it.
 #pragma once
 
 #include <cstdint>

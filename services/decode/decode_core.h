@@ -50,8 +50,9 @@ class DecodeCore final : public StateWorkerCore {
   void OnHandoffSent(const HandoffSent& result, absl::Time now) override;
   void OnHandoffEvent(HandoffEvent event, absl::Time now) override;
   void OnFetchEvent(const FetchEvent& event, absl::Time now) override;
-  void OnConnectionMeasured(const std::string& to, double bytes_per_second) override {
-    links_.TellConnection(to, bytes_per_second);
+  void OnConnectionMeasured(const std::string& to, uint64_t epoch,
+                            double bytes_per_second) override {
+    links_.TellConnection(to, epoch, bytes_per_second);
   }
 
   bool Step(absl::Time now) override;

@@ -67,8 +67,8 @@ absl::Status CheckCapacity(const mesh::Register& m) {
   return absl::OkStatus();
 }
 
-// What is no rate is not known.
-double RateOf(double reported) { return std::isfinite(reported) && reported > 0 ? reported : 0; }
+// What is no rate is not known, nor what would make sums of seconds that are no numbers.
+double RateOf(double reported) { return reported >= 1e-9 && reported <= 1e18 ? reported : 0; }
 
 int64_t Bounded(uint64_t reported) {
   return static_cast<int64_t>(std::min(reported, kCapacityMax));
@@ -335,16 +335,14 @@ const Worker* Membership::Find(LinkId link) const {
   return it == workers_.end() ? nullptr : &it->second;
 }
 
-// Asked many times for each request, and changes when workers come and go.
 Worker* Membership::FindByName(const std::string& name) {
-  for (const mesh::Role role : {mesh::ROLE_DECODE, mesh::ROLE_PREFILL}) {
-    for (Worker* worker : Alive(role)) {
-      if (worker->load.name == name) return worker;
-    }
-  }
-  return nullptr;
+  const auto found = by_name_.find(name);
+  Worker* const worker = found == by_name_.end() ? nullptr : Find(found->second);
+  const bool expert = worker != nullptr && worker->registration.role() == mesh::ROLE_EXPERT;
+  return expert ? nullptr : worker;
 }
 
+// Asked many times for each request, and changes when workers come and go.
 const std::vector<Worker*>& Membership::Alive(mesh::Role role) {
   if (!alive_known_) {
     alive_.clear();

@@ -73,7 +73,7 @@ class Membership {
   // Nothing when the link has no registered worker.
   Worker* Find(LinkId link);
   const Worker* Find(LinkId link) const;
-  // A decode or prefill worker. Looks at all of them.
+  // A decode or prefill worker.
   Worker* FindByName(const std::string& name);
   // In order of worker name. Good until a worker comes or goes.
   const std::vector<Worker*>& Alive(mesh::Role role);

@@ -47,35 +47,13 @@ CostParts PartsAt(const WorkerLoad& worker, const RequestShape& request, const S
   return parts;
 }
 
-// What the worker would read before it computes the rest: as StateTier::Load chooses.
-void ChooseRead(Candidate& c) {
-  struct Tier {
-    ReadFrom from;
-    const ColdState* state;
-    double rate;
-  };
-  std::array<Tier, 2> tiers = {
-      {{ReadFrom::kDisk, &c.holding.disk, c.load->store_bytes_per_second},
-       {ReadFrom::kObjects, &c.holding.objects, c.load->object_bytes_per_second}}};
-  if (c.holding.objects.tokens > c.holding.disk.tokens) std::swap(tiers[0], tiers[1]);
-  c.read_from = ReadFrom::kNothing;
-  c.read_seconds = 0;
-  for (const Tier& tier : tiers) {
-    const int64_t saved = tier.state->tokens - c.holding.cached_tokens;
-    if (saved <= 0) return;
-    const StoreRead read = {.bytes = tier.state->bytes};
-    if (!ReadsFromStore(read, saved, tier.rate, c.load->prompt_tokens_per_second)) continue;
-    c.read_from = tier.from;
-    c.read_seconds = StoreReadSeconds(read, tier.rate);
-    return;
-  }
-}
-
 // The cheapest of computing what the worker lacks and of bringing a part of it first.
 void ChooseStart(Candidate& c, const RequestShape& request, double rate) {
   const double before = c.holding.transfer_seconds;
   c.fetch.reset();
-  ChooseRead(c);
+  const ReadChoice read = ReadOf(*c.load, c.holding);
+  c.read_from = read.from;
+  c.read_seconds = read.seconds;
   c.cost = PartsAt(*c.load, request, {c.cached_tokens(), before + c.read_seconds}, rate);
   for (size_t i = 0; i < c.holding.fetch_count; ++i) {
     const FetchOffer& offer = c.holding.fetches[i];
@@ -98,6 +76,26 @@ double StallWeight(const WorkerLoad& worker, const RequestShape& request, double
   return std::min(1.0, static_cast<double>(worker.resident) * first / request.answer_seconds);
 }
 
+ReadChoice ReadOf(const WorkerLoad& worker, const Holding& holding) {
+  struct Tier {
+    ReadFrom from;
+    const ColdState* state;
+    double rate;
+  };
+  std::array<Tier, 2> tiers = {
+      {{ReadFrom::kDisk, &holding.disk, worker.store_bytes_per_second},
+       {ReadFrom::kObjects, &holding.objects, worker.object_bytes_per_second}}};
+  if (holding.objects.tokens > holding.disk.tokens) std::swap(tiers[0], tiers[1]);
+  for (const Tier& tier : tiers) {
+    const int64_t saved = tier.state->tokens - holding.cached_tokens;
+    if (saved <= 0) break;
+    const StoreRead read = {.bytes = tier.state->bytes};
+    if (!ReadsFromStore(read, saved, tier.rate, worker.prompt_tokens_per_second)) continue;
+    return {tier.from, StoreReadSeconds(read, tier.rate)};
+  }
+  return {};
+}
+
 void Price(std::span<Candidate> candidates, const RequestShape& request, const MeanRates& rates) {
   for (Candidate& c : candidates) {
     double rate = c.load->prompt_tokens_per_second;
@@ -108,15 +106,20 @@ void Price(std::span<Candidate> candidates, const RequestShape& request, const M
   }
 }
 
-std::vector<size_t> CheapestFew(std::span<const Candidate> candidates, size_t most) {
+std::vector<size_t> CheapestFew(std::span<const Candidate> candidates, const RequestShape& request,
+                                size_t most) {
   std::vector<size_t> order(candidates.size());
   std::iota(order.begin(), order.end(), size_t{0});
   const size_t few = std::min(order.size(), most);
+  const auto before = [&](size_t a, size_t b) {
+    const Candidate &x = candidates[a], &y = candidates[b];
+    if (x.room != y.room) return x.room;
+    if (x.cost.total() != y.cost.total()) return x.cost.total() < y.cost.total();
+    return std::pair(PlacementHash(request.affinity, x.load->name), a) <
+           std::pair(PlacementHash(request.affinity, y.load->name), b);
+  };
   std::partial_sort(order.begin(), order.begin() + static_cast<ptrdiff_t>(few), order.end(),
-                    [&](size_t a, size_t b) {
-                      return std::tuple(!candidates[a].room, candidates[a].cost.total(), a) <
-                             std::tuple(!candidates[b].room, candidates[b].cost.total(), b);
-                    });
+                    before);
   order.resize(few);
   return order;
 }

@@ -123,10 +123,17 @@ struct MeanRates {
   double prompts = 0;  // tokens a second of prompts
   double any = 0;      // the same, of mixed steps where nobody has measured prompts
 };
+// What a worker would read before it computes the rest: as StateTier::Load chooses.
+struct ReadChoice {
+  ReadFrom from = ReadFrom::kNothing;
+  double seconds = 0;
+};
+ReadChoice ReadOf(const WorkerLoad& worker, const Holding& holding);
 // Fetches, or reads what the worker has below its memory, where that takes less than computing what it saves.
 void Price(std::span<Candidate> candidates, const RequestShape& request, const MeanRates& rates);
-// The cheapest few, those with room first.
-std::vector<size_t> CheapestFew(std::span<const Candidate> candidates, size_t most);
+// The cheapest few, those with room first; of equals those that Cheapest would take of equal room.
+std::vector<size_t> CheapestFew(std::span<const Candidate> candidates, const RequestShape& request,
+                                size_t most);
 // The cheapest priced one that has room; nothing when none has.
 std::optional<size_t> Cheapest(std::span<const Candidate> candidates, const RequestShape& request);
 

@@ -30,6 +30,7 @@ class KeyFilter {
     const uint64_t bit = BitOf(key);
     return (bits_[bit / 64] >> (bit % 64) & 1) != 0;
   }
+  int64_t bytes() const { return static_cast<int64_t>(bits_.size() * sizeof(uint64_t)); }
   template <typename... Tables>
   void Add(uint64_t key, const Tables&... tables) {
     Set(key);
@@ -104,7 +105,9 @@ class PrefixIndex::Group {
   int64_t entries() const { return latents_.size(); }
   int64_t snapshots() const { return snapshots_.size(); }
   int64_t objects() const { return objects_.size(); }
-  int64_t bytes() const { return latents_.bytes() + snapshots_.bytes() + objects_.bytes(); }
+  int64_t bytes() const {
+    return latents_.bytes() + snapshots_.bytes() + objects_.bytes() + filter_.bytes();
+  }
 
  private:
   uint64_t LatentsAt(uint64_t key) const {

@@ -94,7 +94,8 @@ int64_t RouterCore::Impl::CostOf(const RouterRequest& r) const {
 void RouterCore::Impl::BoundBreakpoints(RouterRequest& r) const {
   uint64_t known = 0;
   for (const auto& [link, match] : r.held) {
-    known = std::max(known, static_cast<uint64_t>(match.latents.value() * BlockTokens()));
+    const int64_t blocks = std::max(match.latents.value(), match.reachable().value());
+    known = std::max(known, static_cast<uint64_t>(blocks * BlockTokens()));
   }
   auto& at = *r.spec.cache.mutable_breakpoints();
   std::sort(at.begin(), at.end());

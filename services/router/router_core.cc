@@ -275,6 +275,7 @@ RouterGauges RouterCore::gauges() const {
           .prefix_blocks = impl_->prefixes.index().entries(),
           .prefix_objects = impl_->prefixes.index().objects(),
           .prefix_bytes = impl_->prefixes.index().bytes(),
+          .links_measured = impl_->links.pairs(),
           .waiting_tokens = waiting.tokens(),
           .waiting_tenants = waiting.tenants(),
           .drain_seconds = absl::ToDoubleSeconds(drain),

@@ -138,6 +138,7 @@ struct RouterGauges {
   int64_t prefix_blocks = 0;   // in the index, counted once for each 64 workers
   int64_t prefix_objects = 0;  // states in object stores, counted likewise
   int64_t prefix_bytes = 0;    // of the index
+  int64_t links_measured = 0;  // pairs of workers whose bandwidth is known
   int64_t waiting_tokens = 0;  // what waiting requests cost
   int64_t waiting_tenants = 0;
   double drain_seconds = 0;    // until all of them have a place, as estimated; 0: not known

@@ -209,6 +209,10 @@ class RouterCore::Impl {
   };
   Pair ChoosePair(const RouterRequest& r, int64_t position, const MeanRates& rates);
   double LeastAfterPrefill() const;
+  // What a decode worker lacks of the state at `position`, which is to be handed over to it.
+  Holding Lacking(const RouterRequest& r, const Worker& worker, int64_t position) const;
+  // Once the decode worker has granted its landing.
+  std::optional<Choice> ChoosePrefillFor(const RouterRequest& r, const Worker& decode);
   std::optional<Choice> ChoosePrefill(const RouterRequest& r, int64_t position,
                                       const MeanRates& rates);
   struct DecodeWay {
@@ -242,7 +246,10 @@ class RouterCore::Impl {
   // The worker is told of this source, and is to say what came of it.
   void AwaitFetch(const RouterRequest& r, LinkId by);
   void OnConnection(const Worker& from, const mesh::ConnectionMeasured& message);
-  void LearnBandwidth(LinkId from, const std::string& to, uint64_t bytes, double seconds);
+  static Receiver ReceiverOf(const Worker& worker) {
+    return {worker.load.name, worker.registration.epoch()};
+  }
+  void LearnBandwidth(LinkId from, const Worker& to, uint64_t bytes, double seconds);
   double MoveSeconds(const Worker& from, const Worker& to, int64_t bytes) const;
   // Notes for DecisionLog: a placement, and how the request ended.
   void Explain(const RouterRequest& r, const std::optional<Choice>& prefill, const Choice& decode);
@@ -256,7 +263,6 @@ class RouterCore::Impl {
   void Assign(RouterRequest& r, const std::optional<Choice>& prefill, const Choice& decode,
               absl::Time now);
   void AssignPrefill(RouterRequest& r, const Choice& prefill);
-  // What a request costs on either way, with what rates do not tell of.
   // One end of a hand-over, with its price.
   struct End {
     const Worker& worker;
@@ -267,6 +273,7 @@ class RouterCore::Impl {
   static End EndOf(const Priced& priced, size_t i) {
     return {*priced.workers[i], priced.candidates[i].holding, priced.candidates[i].cost};
   }
+  // What a request costs on either way, with what rates do not tell of.
   CostParts HandedOver(const End& prefill, const End& decode) const;
   // What the decode worker lacks is on its way for so long, beyond what passes while the other computes.
   double HandOverSeconds(const End& prefill, const Worker& to, const Holding& holding) const;

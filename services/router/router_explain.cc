@@ -161,8 +161,17 @@ void RouterCore::Impl::Explain(const RouterRequest& r, const std::optional<Choic
     }
   };
   const size_t pairs = prefills_.candidates.size() * decodes_.candidates.size();
-  const auto few = CheapestFew(prefills_.candidates, kOfEachMax);
-  for (const size_t j : CheapestFew(decodes_.candidates, kOfEachMax)) {
+  // The chosen one is among them, whatever it costs by itself.
+  const auto few_with = [](const Priced& priced, const Choice* chosen, size_t most) {
+    std::vector<size_t> few = CheapestFew(priced.candidates, priced.shape, most);
+    for (size_t i = 0; chosen != nullptr && i < priced.workers.size(); ++i) {
+      const bool noted = std::find(few.begin(), few.end(), i) != few.end();
+      if (priced.workers[i] == chosen->worker && !noted) few.back() = i;
+    }
+    return few;
+  };
+  const auto few = few_with(prefills_, prefill ? &*prefill : nullptr, kOfEachMax);
+  for (const size_t j : few_with(decodes_, prefill ? &decode : nullptr, kOfEachMax)) {
     for (const size_t i : few) {
       Describe(decodes_.candidates[j], decodes_.shape, scratch_);
       AddPrefill(prefills_.candidates[i], prefills_.shape, scratch_);
@@ -171,7 +180,7 @@ void RouterCore::Impl::Explain(const RouterRequest& r, const std::optional<Choic
       d->Add(scratch_);
     }
   }
-  for (const size_t j : CheapestFew(alone_.candidates, Decision::kCandidatesMax)) {
+  for (const size_t j : few_with(alone_, prefill ? nullptr : &decode, Decision::kCandidatesMax)) {
     Describe(alone_.candidates[j], alone_.shape, scratch_);
     scratch_.cost = Alone(alone_.candidates[j].cost);
     add_fetch(alone_.candidates[j]);
@@ -179,6 +188,7 @@ void RouterCore::Impl::Explain(const RouterRequest& r, const std::optional<Choic
   }
   d->candidates_left_out =
       static_cast<int64_t>(pairs + alone_.candidates.size() - d->candidate_count);
+  d->chosen = 0;
   int64_t with_room = 0;
   for (size_t i = 0; i < d->candidate_count; ++i) {
     const DecisionCandidate& c = d->candidates[i];

@@ -40,7 +40,7 @@ LatentBlocks RouterCore::Impl::WarmLatents(const Worker& worker, const IndexMatc
 }
 
 double RouterCore::Impl::MoveSeconds(const Worker& from, const Worker& to, int64_t bytes) const {
-  return static_cast<double>(bytes) / links.Between(from.link, to.load.name);
+  return static_cast<double>(bytes) / links.Between(from.link, ReceiverOf(to));
 }
 
 // A few are enough: who holds the most, and of these who can send it the soonest.

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "deltamesh/mesh/handoff.pb.h"
-#include "runtime/base/log.h"
 #include "runtime/base/safe_message.h"
 #include "runtime/base/status.h"
 #include "services/router/output_check.h"
@@ -152,7 +151,7 @@ void RouterCore::Impl::OnLanding(const Worker& from, const mesh::LandingGranted&
   if (r->prefill == 0) {
     LookUp(*r, now);
     FindFetchSources(*r);
-    const std::optional<Choice> other = ChoosePrefill(*r, r->handoff_tokens, RatesNow());
+    const std::optional<Choice> other = ChoosePrefillFor(*r, from);
     if (!other) {
       // The planned worker is gone and no other has room: plan the whole placement anew.
       Requeue(*r, now);
@@ -164,17 +163,18 @@ void RouterCore::Impl::OnLanding(const Worker& from, const mesh::LandingGranted&
 }
 
 // Little says nothing.
-void RouterCore::Impl::LearnBandwidth(LinkId from, const std::string& to, uint64_t bytes,
+void RouterCore::Impl::LearnBandwidth(LinkId from, const Worker& to, uint64_t bytes,
                                       double seconds) {
   if (bytes < kLeastTimedBytes || !(seconds > 0)) return;
-  links.Moved(from, to, static_cast<double>(bytes) / seconds);
+  links.Moved(from, ReceiverOf(to), static_cast<double>(bytes) / seconds);
 }
 
 void RouterCore::Impl::OnConnection(const Worker& from, const mesh::ConnectionMeasured& message) {
-  LogInfo("connection.measured", {{"from", from.load.name},
-                                  {"to", SafeMessage(message.to(), kNameBytesMax)},
-                                  {"mb_per_second", message.bytes_per_second() / 1e6}});
-  links.Measured(from.link, message.to(), message.bytes_per_second());
+  if (message.to().empty() || message.to().size() > kNameBytesMax) {
+    ++counters.malformed_messages;
+    return;
+  }
+  links.Measured(from.link, {message.to(), message.to_epoch()}, message.bytes_per_second());
 }
 
 void RouterCore::Impl::CountFetch(const Worker& by, const mesh::FetchResult& message) {
@@ -190,7 +190,7 @@ void RouterCore::Impl::CountFetch(const Worker& by, const mesh::FetchResult& mes
   counters.fetched_tokens += message.tokens();
   counters.fetched_bytes += message.bytes();
   const Worker* source = members.FindByName(message.source());
-  LearnBandwidth(source == nullptr ? 0 : source->link, by.load.name, message.bytes(),
+  LearnBandwidth(source == nullptr ? 0 : source->link, by, message.bytes(),
                  message.transfer_seconds());
 }
 
@@ -242,7 +242,7 @@ void RouterCore::Impl::OnHandoffResult(const Worker& from, const mesh::HandoffRe
       d->handoff_bytes += static_cast<int64_t>(message.bytes());
       d->handoff_seconds += message.seconds();
     }
-    LearnBandwidth(r->sender, from.load.name, message.bytes(), message.seconds());
+    LearnBandwidth(r->sender, from, message.bytes(), message.seconds());
     r->phase = RequestPhase::kDecoding;
     r->phase_since = now;
     return;

@@ -49,6 +49,8 @@ RouterMetrics::RouterMetrics(Metrics* m)
           m->Gauge("deltamesh_prefix_index_objects",
                    "States in object stores that workers know of, once for each 64 workers.")),
       prefix_bytes_(m->Gauge("deltamesh_prefix_index_bytes", "Memory of the prefix index.")),
+      links_measured_(m->Gauge("deltamesh_links_measured",
+                               "Pairs of workers of which one has measured its way to the other.")),
       prefix_unknown_(m->Gauge("deltamesh_prefix_unknown_workers",
                                "Workers whose prefixes are not all told yet.")),
       sessions_(m->Gauge("deltamesh_sessions", "Sessions remembered.")),
@@ -132,6 +134,7 @@ void RouterMetrics::Update(const RouterCounters& c, const RouterGauges& g, bool 
   prefix_blocks_.Set(static_cast<double>(g.prefix_blocks));
   prefix_objects_.Set(static_cast<double>(g.prefix_objects));
   prefix_bytes_.Set(static_cast<double>(g.prefix_bytes));
+  links_measured_.Set(static_cast<double>(g.links_measured));
   prefix_unknown_.Set(static_cast<double>(g.prefix_unknown));
   sessions_.Set(static_cast<double>(g.sessions));
   session_bytes_.Set(static_cast<double>(g.session_bytes));

@@ -57,6 +57,7 @@ class RouterMetrics {
   prometheus::Gauge& prefix_blocks_;
   prometheus::Gauge& prefix_objects_;
   prometheus::Gauge& prefix_bytes_;
+  prometheus::Gauge& links_measured_;
   prometheus::Gauge& prefix_unknown_;
   prometheus::Gauge& sessions_;
   prometheus::Gauge& session_bytes_;

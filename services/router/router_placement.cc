@@ -337,8 +337,9 @@ namespace {
 
 // A decode worker that holds nothing of a prompt computes it alone, beside prefill workers, only when it can
 // read most of it from its object store, or fetch most of it. False: it cannot.
-bool KeepAppends(int64_t prompt_tokens, Holding& holding) {
-  if (holding.objects.tokens * 2 >= prompt_tokens) return true;
+bool KeepAppends(const WorkerLoad& worker, int64_t prompt_tokens, Holding& holding) {
+  const bool reads = ReadOf(worker, holding).from == ReadFrom::kObjects;
+  if (reads && holding.objects.tokens * 2 >= prompt_tokens) return true;
   size_t kept = 0;
   for (size_t i = 0; i < holding.fetch_count; ++i) {
     const FetchOffer& offer = holding.fetches[i];
@@ -371,7 +372,7 @@ RouterCore::Impl::Pair RouterCore::Impl::ChoosePair(const RouterRequest& r, int6
   const double least = LeastAfterPrefill();
   double cheapest = total(first, *best.decode);
   Worker* decoded_after = first.worker;
-  for (const size_t i : CheapestFew(prefills_.candidates, kPrefillsTriedMax)) {
+  for (const size_t i : CheapestFew(prefills_.candidates, prefills_.shape, kPrefillsTriedMax)) {
     const Candidate& c = prefills_.candidates[i];
     if (!c.room || c.cost.total() + least >= cheapest) break;
     if (prefills_.workers[i] == first.worker) continue;
@@ -423,6 +424,34 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const Ro
   return std::nullopt;
 }
 
+Holding RouterCore::Impl::Lacking(const RouterRequest& r, const Worker& worker,
+                                  int64_t position) const {
+  const auto found = r.held.find(worker.link);
+  const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;
+  const mesh::Capacity& c = worker.registration.capacity();
+  const int64_t blocks = position / BlockTokens() - WarmLatents(worker, match).value();
+  Holding holding;
+  holding.hideable_bytes = std::max<int64_t>(blocks, 0) * static_cast<int64_t>(c.block_bytes());
+  holding.transfer_bytes = static_cast<int64_t>(c.slab_bytes()) + holding.hideable_bytes;
+  return holding;
+}
+
+std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefillFor(const RouterRequest& r,
+                                                                           const Worker& decode) {
+  std::optional<Choice> best = ChoosePrefill(r, r.handoff_tokens, RatesNow());
+  if (!best || !best->cost.measured) return best;
+  const Holding lacking = Lacking(r, decode, r.handoff_tokens);
+  const auto total = [&](const Choice& prefill) {
+    return prefill.cost.total() + HandOverSeconds(EndOf(prefill), decode, lacking);
+  };
+  for (const size_t i : CheapestFew(prefills_.candidates, prefills_.shape, kPrefillsTriedMax)) {
+    if (!prefills_.candidates[i].room) break;
+    Choice other = ChoiceOf(prefills_, i);
+    if (total(other) < total(*best)) best = std::move(other);
+  }
+  return best;
+}
+
 std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const RouterRequest& r,
                                                                        int64_t position,
                                                                        const MeanRates& rates,
@@ -442,17 +471,13 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
     const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;
     Holding holding;
     if (way.handoff) {
-      const mesh::Capacity& c = w->registration.capacity();
-      const int64_t latents =
-          std::max<int64_t>(position / block - WarmLatents(*w, match).value(), 0) *
-          static_cast<int64_t>(c.block_bytes());
-      holding.transfer_bytes = static_cast<int64_t>(c.slab_bytes()) + latents;
-      holding.hideable_bytes = latents;
+      holding = Lacking(r, *w, position);
       if (way.after) holding.transfer_seconds = HandOverSeconds(EndOf(*way.after), *w, holding);
     } else {
       holding = Cached(*w, match, position);
       AddFetches(*w, match, holding);
-      if (!way.anyone && match.snapshot.value() == 0 && !KeepAppends(r.prompt_tokens(), holding))
+      if (!way.anyone && match.snapshot.value() == 0 &&
+          !KeepAppends(w->load, r.prompt_tokens(), holding))
         continue;
     }
     holding.shared_blocks = Membership::Shared(*w, Restored(r, w->link));

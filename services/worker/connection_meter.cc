@@ -9,7 +9,7 @@ namespace deltamesh {
 namespace {
 
 constexpr std::chrono::seconds kAfter{1};
-constexpr size_t kQueueMax = 256;
+constexpr size_t kQueueMax = 4096;
 
 }  // namespace
 
@@ -20,10 +20,10 @@ ConnectionMeter::ConnectionMeter(Transport* transport, int64_t expect_mb, Measur
       probe_(transport),
       thread_([this] { Run(); }) {}
 
-void ConnectionMeter::Add(PeerId peer, const std::string& name) {
+void ConnectionMeter::Add(PeerId peer, const std::string& name, uint64_t epoch) {
   std::lock_guard lock(mutex_);
-  if (queue_.size() >= kQueueMax) return;  // a measurement less does no harm
-  queue_.push_back({peer, name, std::chrono::steady_clock::now() + kAfter});
+  if (queue_.size() >= kQueueMax) return;  // it counts as the best of the mesh
+  queue_.push_back({peer, name, epoch, std::chrono::steady_clock::now() + kAfter});
   changed_.notify_all();
 }
 
@@ -55,7 +55,7 @@ void ConnectionMeter::Measure(const Connection& connection) {
   const BandwidthProbeOptions options;
   const absl::StatusOr<BandwidthResult> result = probe_.Measure(connection.peer, options);
   if (result.ok()) {
-    measured_(connection.name, result->bytes_per_second);
+    measured_(connection.name, connection.epoch, result->bytes_per_second);
     return ReportBandwidth(connection.name, transport_->lanes(), *result,
                            expected_bytes_per_second_);
   }
@@ -63,8 +63,9 @@ void ConnectionMeter::Measure(const Connection& connection) {
   // It answered at first and then not in time: slower than anything.
   const bool late = absl::IsDeadlineExceeded(result.status());
   if (late) {
-    measured_(connection.name, static_cast<double>(options.payload_bytes * options.payloads) /
-                                   absl::ToDoubleSeconds(options.timeout));
+    measured_(connection.name, connection.epoch,
+              static_cast<double>(options.payload_bytes * options.payloads) /
+                  absl::ToDoubleSeconds(options.timeout));
   }
   const bool slow = late && expected_bytes_per_second_ > 0;
   Log(slow ? LogLevel::kWarning : LogLevel::kInfo, slow ? "transport.slow" : "transport.unmeasured",

@@ -19,7 +19,8 @@ namespace deltamesh {
 class ConnectionMeter {
  public:
   // On the meter's thread: what a connection gave, or, when it did not end in time, at most could have.
-  using Measured = std::function<void(const std::string& name, double bytes_per_second)>;
+  using Measured =
+      std::function<void(const std::string& name, uint64_t epoch, double bytes_per_second)>;
 
   // Warns below `expect_mb` MB/s; 0: measures and warns of nothing.
   ConnectionMeter(Transport* transport, int64_t expect_mb, Measured measured);
@@ -28,7 +29,7 @@ class ConnectionMeter {
   ConnectionMeter& operator=(const ConnectionMeter&) = delete;
 
   // Returns at once. The hand-off that opened the connection has a second before it is measured.
-  void Add(PeerId peer, const std::string& name);
+  void Add(PeerId peer, const std::string& name, uint64_t epoch);
 
   // Ends what is measured now; nothing is afterwards. Others' probes are answered still.
   void Stop();
@@ -37,6 +38,7 @@ class ConnectionMeter {
   struct Connection {
     PeerId peer = 0;
     std::string name;
+    uint64_t epoch = 0;
     std::chrono::steady_clock::time_point due;
   };
 

@@ -80,7 +80,7 @@ class PrefixKeeper {
   // Blocks that the cache would give up count as free. Counted now and then: it takes a pass over them.
   // Metrics have the last count.
   void AddReclaimable(mesh::Heartbeat* load);
-  // How fast the disk below is read.
+  // How fast the tiers below are read.
   void AddStoreRates(mesh::Heartbeat* load) const;
   void AddMetrics(MetricList& list) const;
 

@@ -499,7 +499,9 @@ void StateTier::EndRead(const std::shared_ptr<Reading>& reading, const absl::Sta
     const SnapshotSpec spec = {.blocks = reading->staged.blocks, .kind = reading->kind};
     cache_->Publish(reading->path, std::move(reading->staged), spec, now_);
   } else if (!RefusalOf(status) && !absl::IsNotFound(status)) {
-    NoQuickerThan(*reading, seconds);
+    // A bucket that is down is left alone for a while, and then fails at once: that is not quick.
+    const bool left_alone = reading->tier == StoreTier::kObjects && absl::IsUnavailable(status);
+    NoQuickerThan(*reading, left_alone ? absl::ToDoubleSeconds(options_.load_max) : seconds);
   }
   if (const StateLoadRef load = reading->load.lock()) load->ended_ = true;
   if (!reading->late) CountLoads(reading->loads, status);

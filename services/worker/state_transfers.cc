@@ -53,13 +53,14 @@ StateTransfers::StateTransfers(AttentionProcess* process, std::unique_ptr<StateW
   sending_.stall_max = process->host_options().stall_max;
   meter_ = std::make_unique<ConnectionMeter>(
       transport, process->flags().transport_expect_mb,
-      [host, core](const std::string& to, double bytes_per_second) {
-        host->Post([core, to, bytes_per_second](absl::Time) {
-          (*core)->OnConnectionMeasured(to, bytes_per_second);
+      [host, core](const std::string& to, uint64_t epoch, double bytes_per_second) {
+        host->Post([core, to, epoch, bytes_per_second](absl::Time) {
+          (*core)->OnConnectionMeasured(to, epoch, bytes_per_second);
         });
       });
-  sending_.on_connected = [meter = meter_.get()](PeerId peer, const std::string& receiver) {
-    meter->Add(peer, receiver);
+  sending_.on_connected = [meter = meter_.get()](PeerId peer, const std::string& receiver,
+                                                 uint64_t epoch) {
+    meter->Add(peer, receiver, epoch);
   };
   sender_ = std::make_unique<HandoffSender>(
       transport, process->clock(), sending_, [host, core](HandoffSent result) {

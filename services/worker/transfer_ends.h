@@ -23,7 +23,8 @@ class StateWorkerCore : public WorkerCore {
   virtual void OnHandoffEvent(HandoffEvent event, absl::Time now) = 0;
   virtual void OnFetchEvent(const FetchEvent& event, absl::Time now) = 0;
   // How fast this worker's connection to another one is, which it opened to hand over.
-  virtual void OnConnectionMeasured(const std::string& to, double bytes_per_second) = 0;
+  virtual void OnConnectionMeasured(const std::string& to, uint64_t epoch,
+                                    double bytes_per_second) = 0;
 };
 
 }  // namespace deltamesh

@@ -39,7 +39,7 @@ void WorkerLinks::OnRegistered(LinkId link, const mesh::Registered& message, abs
   it->second.period = absl::Milliseconds(std::max<int64_t>(message.heartbeat_ms(), 10));
   it->second.calm = absl::Milliseconds(message.lease_ms()) / 4;
   it->second.due = now;
-  for (const auto& [to, rate] : connections_) SendConnection(link, to, rate);
+  for (const auto& [to, connection] : connections_) SendConnection(link, to);
   LogInfo("worker.registered", {{"router", message.router()},
                                 {"heartbeat_ms", message.heartbeat_ms()},
                                 {"lease_ms", message.lease_ms()}});
@@ -87,18 +87,22 @@ void WorkerLinks::HeartbeatSoon() {
   }
 }
 
-void WorkerLinks::TellConnection(const std::string& to, double bytes_per_second) {
-  if (connections_.size() >= kConnectionsMax && !connections_.contains(to)) return;
-  connections_[to] = bytes_per_second;
+void WorkerLinks::TellConnection(const std::string& to, uint64_t epoch, double bytes_per_second) {
+  if (connections_.size() >= kConnectionsMax && !connections_.contains(to)) {
+    connections_.erase(connections_.begin());
+  }
+  connections_[to] = {epoch, bytes_per_second};
   for (const auto& [link, state] : links_) {
-    if (state.registered) SendConnection(link, to, bytes_per_second);
+    if (state.registered) SendConnection(link, to);
   }
 }
 
-void WorkerLinks::SendConnection(LinkId link, const std::string& to, double bytes_per_second) {
+void WorkerLinks::SendConnection(LinkId link, const std::string& to) {
+  const Connection& connection = connections_.at(to);
   mesh::WorkerMessage message;
   message.mutable_connection()->set_to(to);
-  message.mutable_connection()->set_bytes_per_second(bytes_per_second);
+  message.mutable_connection()->set_to_epoch(connection.epoch);
+  message.mutable_connection()->set_bytes_per_second(connection.bytes_per_second);
   Send(link, std::move(message));
 }
 

@@ -35,7 +35,7 @@ class WorkerLinks {
   // times within its lease while it does not.
   void Tick(const mesh::Heartbeat& load, absl::Time now);
   // Tells every router, now or when it has registered this worker, how fast its connection to another one is.
-  void TellConnection(const std::string& to, double bytes_per_second);
+  void TellConnection(const std::string& to, uint64_t epoch, double bytes_per_second);
   // Makes the next Tick send one on every link.
   void HeartbeatSoon();
 
@@ -60,12 +60,16 @@ class WorkerLinks {
 
   static constexpr size_t kConnectionsMax = 4096;
 
-  void SendConnection(LinkId link, const std::string& to, double bytes_per_second);
+  void SendConnection(LinkId link, const std::string& to);
 
   mesh::Register registration_;
-  std::map<LinkId, Link> links_;               // few; ordered so that runs repeat
-  std::map<std::string, double> connections_;  // bytes a second, by the other worker's name
-  std::string merged_;                         // the shards of the last merged view, serialised
+  std::map<LinkId, Link> links_;  // few; ordered so that runs repeat
+  struct Connection {
+    uint64_t epoch = 0;  // of the other worker
+    double bytes_per_second = 0;
+  };
+  std::map<std::string, Connection> connections_;  // by the other worker's name
+  std::string merged_;                             // the shards of the last merged view, serialised
   uint64_t merged_epoch_ = 0;
   std::vector<SendToRouter> out_;
 };

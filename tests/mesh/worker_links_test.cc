@@ -98,19 +98,20 @@ TEST(WorkerLinks, TellsRoutersWhatConnectionsGive) {
     for (const SendToRouter& sent : links.Take()) {
       if (!sent.message.has_connection()) continue;
       const mesh::ConnectionMeasured& c = sent.message.connection();
-      out += absl::StrFormat("%d: %s %g ", sent.link, c.to(), c.bytes_per_second());
+      out +=
+          absl::StrFormat("%d: %s@%d %g ", sent.link, c.to(), c.to_epoch(), c.bytes_per_second());
     }
     return out;
   };
   links.Open(1);
   links.Open(2);
   links.OnRegistered(1, Accepted(100), kStart);
-  links.TellConnection("decode-0", 5e8);
-  EXPECT_EQ(told(), "1: decode-0 5e+08 ");
+  links.TellConnection("decode-0", 7, 5e8);
+  EXPECT_EQ(told(), "1: decode-0@7 5e+08 ");
   links.OnRegistered(2, Accepted(100), kStart);
-  EXPECT_EQ(told(), "2: decode-0 5e+08 ");
-  links.TellConnection("decode-0", 4e8);
-  EXPECT_EQ(told(), "1: decode-0 4e+08 2: decode-0 4e+08 ");
+  EXPECT_EQ(told(), "2: decode-0@7 5e+08 ");
+  links.TellConnection("decode-0", 8, 4e8);
+  EXPECT_EQ(told(), "1: decode-0@8 4e+08 2: decode-0@8 4e+08 ");
 }
 
 TEST(WorkerLinks, MergesTheViewsOfSeveralRouters) {

@@ -118,6 +118,7 @@ class RouterFetchTest : public RouterCoreTest {
   void Measured(LinkId from, const std::string& to, double rate) {
     mesh::WorkerMessage m;
     m.mutable_connection()->set_to(to);
+    m.mutable_connection()->set_to_epoch(1);
     m.mutable_connection()->set_bytes_per_second(rate);
     Send(from, m);
   }
@@ -168,6 +169,39 @@ double Compute(const Fake& w, const std::vector<Fake>& all, int64_t tokens, cons
   return best;
 }
 
+// The decode worker is given; who was to prefill is gone, and the others differ by their links to it.
+TEST_F(RouterFetchTest, WhoPrefillsForALandingIsChosenByItsLinkToo) {
+  for (int i = 0; i < 8; ++i) {
+    Restart(DefaultOptions());
+    const std::vector<PrefixKey> keys = Keys(300);
+    std::vector<Fake> all = {{.name = "d0", .link = 1, .rate = 50}};
+    for (LinkId link = 2; link <= 4; ++link) {
+      all.push_back(
+          {.name = absl::StrFormat("p%d", link), .link = link, .prefill = true, .rate = 1000});
+    }
+    for (Fake& w : all) Add(w, keys);
+    Fetched(1, "?", 1, "OK", 64, static_cast<uint64_t>(kBandwidth), 1);
+    for (LinkId link = 2; link <= 4; ++link) {
+      Measured(link, "d0", link == 2 ? kSlowest : kBandwidth);
+    }
+    Drain();
+    const std::string id = absl::StrFormat("r%d", i);
+    ASSERT_TRUE(Submit(id, 300).ok());
+    const std::string first = Last().candidates[Last().chosen].prefill;
+    ASSERT_TRUE(first == "p3" || first == "p4") << first;
+    Drain();
+    core->OnLinkClosed(first == "p3" ? 3 : 4, Unavailable("gone"), now);
+    Drain();
+    Grant(1, id, 256, attempts[id]);
+    LinkId told = 0;
+    for (const RouterAction& action : core->TakeActions()) {
+      const auto* sent = std::get_if<SendToWorker>(&action);
+      if (sent != nullptr && sent->message.has_start_prefill()) told = sent->link;
+    }
+    EXPECT_EQ(told, first == "p3" ? 4 : 3) << i;
+  }
+}
+
 TEST_F(RouterFetchTest, EveryWayIsWeighed) {
   SeededEntropy entropy(7);
   const auto draw = [&](uint64_t n) { return static_cast<int64_t>(entropy.Next() % n); };
@@ -177,7 +211,7 @@ TEST_F(RouterFetchTest, EveryWayIsWeighed) {
     Restart(DefaultOptions());
     const int64_t prompt = 66 + draw(900), position = (prompt - 1) / 64 * 64;
     const std::vector<PrefixKey> keys = Keys(prompt);
-    std::vector<Fake> all(static_cast<size_t>(2 + draw(5)));
+    std::vector<Fake> all(static_cast<size_t>(2 + draw(8)));
     int64_t states = 0;  // of which so many are offered that none is left out
     for (size_t i = 0; i < all.size(); ++i) {
       Fake& w = all[i];

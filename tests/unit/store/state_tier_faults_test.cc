@@ -466,6 +466,28 @@ TEST_F(StateTierFaultsTest, WhereTheBucketIsTooSlowTheDiskIsRead) {
   EXPECT_EQ(t.cache->Find(path).snapshot.value(), 3);
 }
 
+// A bucket that is down fails at once, which is not quick: routers must not count on it for the outage.
+TEST_F(StateTierFaultsTest, ABucketThatIsDownIsNotTakenForAQuickOne) {
+  const auto prompt = RandomPrompt(5, 200, testing::kVocab);
+  const auto path = TieredEngine::PathOf(prompt);
+  auto t = Engine(nullptr);
+  t->Run(prompt);
+  t->Settle(absl::Seconds(31));
+  const auto read = [&] {
+    t->cache->Clear();
+    const StateLoadRef load = t->tier->Load(path, 0, t->clock.now);
+    ASSERT_NE(load, nullptr);
+    t->Settle();
+    EXPECT_TRUE(t->tier->Ended(load, t->clock.now));
+  };
+  read();
+  const double before = t->tier->bytes_per_second(StoreTier::kObjects);
+  EXPECT_GT(before, 0);
+  bucket_.down = true;
+  read();
+  EXPECT_LT(t->tier->bytes_per_second(StoreTier::kObjects), before / 100);
+}
+
 // Routers are told of a bucket what this worker would read there: what it put, what others put as of the last
 // listing, and no more what it found gone.
 TEST_F(StateTierFaultsTest, RoutersHearOfTheBucketWhatItsWorkerKnows) {

@@ -94,7 +94,7 @@ TEST_F(HandoffLossTest, NextHandoffConnectsAgainAfterALoss) {
 
 TEST_F(HandoffLossTest, EachConnectionIsToldOfOnce) {
   std::vector<std::pair<PeerId, std::string>> connected;
-  sender_options_.on_connected = [&](PeerId peer, const std::string& receiver) {
+  sender_options_.on_connected = [&](PeerId peer, const std::string& receiver, uint64_t) {
     EXPECT_EQ(sender_->stats().open, 1) << "no lock is held";
     connected.emplace_back(peer, receiver);
   };
