@@ -23,8 +23,11 @@ def run(program, out):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
+    me = os.getpid()
     if os.fork() == 0:
         for _ in range(600):
+            if os.getppid() != me:   # the program did not start
+                break
             with socket.socket() as s:
                 if s.connect_ex(("127.0.0.1", port)) == 0:
                     write(out, f"http://127.0.0.1:{port}", *KEYS)
