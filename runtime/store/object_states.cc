@@ -48,7 +48,8 @@ void ObjectStates::Learn(const ObjectInfo& object) {
     state.bytes = object.bytes;
     state.used = object.modified;
     const StoredState* known = index_.Find(state.key);
-    if (known != nullptr && known->bytes != object.bytes) {  // another worker put it anew
+    // Another worker put it anew. One of another name is another object, and both may be there.
+    if (known != nullptr && known->bytes != object.bytes && ObjectNameOf(*known) == object.name) {
       index_.Remove(state.key);
       known = nullptr;
     }

@@ -91,14 +91,16 @@ absl::Status ObjectStates::PutRecord(std::string_view name, std::string_view con
     status = PutRecordOnce(name, encoded, stays, &raced);
   }
   // What lost a race may be what was put here, when the answer to that was lost: so nobody may take this
-  // record for one that was not written.
-  if (again && (absl::IsFailedPrecondition(status) || absl::IsResourceExhausted(status))) {
+  // record for one that was not written, unless another's was found in its place.
+  const bool no_room = absl::IsResourceExhausted(status);
+  if (again && !IsForeignRecord(status) &&
+      (absl::IsFailedPrecondition(status) || absl::IsResourceExhausted(status))) {
     status = Unavailable("%s; it may have been put before", MessageOf(status));
   }
   absl::MutexLock lock(&mu_);
   if (!status.ok()) {
     ++stats_.write_failures;
-    stats_.records_refused += absl::IsResourceExhausted(status) ? 1 : 0;
+    stats_.records_refused += no_room ? 1 : 0;
     return status;
   }
   ++stats_.record_writes;

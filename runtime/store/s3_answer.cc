@@ -1,5 +1,6 @@
 #include "runtime/store/s3_answer.h"
 
+#include <algorithm>
 #include <boost/property_tree/ptree.hpp>
 #include <boost/property_tree/xml_parser.hpp>
 #include <sstream>
@@ -19,27 +20,56 @@ constexpr int kDepthMax = 16;                    // of elements: the parser recu
 constexpr size_t kReasonMax = size_t{16} << 10;  // of a text that is looked at for a reason
 constexpr size_t kSaidMax = 200, kCodeMax = 64;  // of what a server says
 
-// Elements within elements.
-int DepthOf(std::string_view xml) {
-  int depth = 0, most = 0;
-  for (size_t at = xml.find('<'); at != std::string_view::npos; at = xml.find('<', at + 1)) {
-    const char next = at + 1 < xml.size() ? xml[at + 1] : '>';
-    if (next == '?' || next == '!') continue;
-    if (next == '/') {
-      --depth;
-      continue;
+bool IsPlain(char c) {
+  return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-';
+}
+
+// Where the tag that begins at `at`, behind its '<', has its '>'; npos when it is written in a way that no
+// server does. `empty`: it has no end tag.
+size_t TagEnd(std::string_view xml, size_t at, bool* empty) {
+  size_t end = at;
+  while (end < xml.size() && (IsPlain(xml[end]) || xml[end] == ':')) ++end;
+  if (end == at) return std::string_view::npos;
+  for (; end < xml.size() && xml[end] != '>'; ++end) {
+    const char c = xml[end];
+    if (c == '"' || c == '\'') {
+      if (xml[end - 1] != '=') return std::string_view::npos;
+      end = xml.find(c, end + 1);
+      if (end == std::string_view::npos) return end;
+    } else if (!IsPlain(c) && std::string_view(" \t\r\n:=/").find(c) == std::string_view::npos) {
+      return std::string_view::npos;
     }
-    most = std::max(most, ++depth);
-    const size_t end = xml.find('>', at);
-    if (end != std::string_view::npos && xml[end - 1] == '/') --depth;
   }
-  return most;
+  if (end >= xml.size()) return std::string_view::npos;
+  *empty = xml[end - 1] == '/';
+  return end;
+}
+
+// Elements lie in few others. Comments and the like, and quotes where none belong, could hide some from this
+// and not from the parser; no server's answer has any.
+bool IsShallow(std::string_view xml) {
+  int depth = 0;
+  for (size_t at = 0; (at = xml.find('<', at)) != std::string_view::npos;) {
+    const std::string_view rest = xml.substr(++at);
+    bool empty = false;
+    if (rest.starts_with('?')) {
+      at = xml.find("?>", at + 1);
+    } else if (rest.starts_with('/')) {
+      --depth;
+      at = xml.find('>', at);
+    } else {
+      at = TagEnd(xml, at, &empty);
+      depth += empty ? 0 : 1;
+    }
+    if (at == std::string_view::npos || depth < 0 || depth > kDepthMax) return false;
+  }
+  return true;
 }
 
 // The text of an XML answer; an empty tree when it is none, or none that a server would give.
 boost::property_tree::ptree Xml(const std::string& text) {
   boost::property_tree::ptree tree;
-  if (DepthOf(text) > kDepthMax) return tree;
+  if (!IsShallow(text)) return tree;
   try {
     std::istringstream in(text);
     boost::property_tree::read_xml(in, tree);
@@ -97,9 +127,7 @@ S3Reason::S3Reason(const std::string& text) {
   const bool is_one = text.size() <= kReasonMax && text.find("<Error") != std::string::npos;
   const auto tree = is_one ? Xml(text) : boost::property_tree::ptree();
   for (const char c : tree.get("Error.Code", "")) {
-    const bool plain =
-        absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-';
-    if (plain && code.size() < kCodeMax) code += c;
+    if (IsPlain(c) && code.size() < kCodeMax) code += c;
   }
   if (code.empty()) code = "no reason";
   const std::string said = Shown(tree.get("Error.Message", ""), kSaidMax);
@@ -114,7 +142,7 @@ absl::Status S3Refusal(const S3Asked& asked, const S3Answer& answer) {
   if (why.IsOneOf("RequestTimeTooSkewed", "RequestExpired")) {
     return FailedPrecondition("%s: %s; set the clock of this machine", asked.doing, why.told);
   }
-  if (why.code == "QuotaExceeded") {
+  if (why.IsOneOf("QuotaExceeded", "XMinioAdminBucketQuotaExceeded")) {
     return ResourceExhausted("%s: %s; raise the quota of the bucket or of its user", asked.doing,
                              why.told);
   }
@@ -184,7 +212,10 @@ std::string NotOfS3(const S3Asked& asked, const S3Answer& answer) {
   }
   if (answer.code != 200) return "which is not of a whole object";
   if (!answer.framed) return "without its length";
-  const bool tagged = !answer.etag.empty() && !answer.etag.starts_with("W/");
+  // As it was put here; or by other means, and then a page's ETag may be weak.
+  const bool tagged =
+      !answer.etag.empty() &&
+      (!answer.etag.starts_with("W/") || MediaType(answer.type) == "application/octet-stream");
   const bool servers = !page && (tagged || !answer.request_id.empty());
   if (servers || answer.text.starts_with(asked.magic)) return "";
   return absl::StrFormat("Content-Type \"%s\", %s ETag, %s x-amz-request-id",

@@ -294,7 +294,7 @@ absl::StatusOr<S3Answer> S3Client::Try(Call& call, const CancelCheck& cancelled)
   if (reply.code / 100 != 2) return S3Refusal(call, reply);
   if (const std::string odd = NotOfS3(call, reply); !odd.empty()) {
     call.odd = true;
-    const bool object = call.method == Call::kGet && call.of_object;
+    const bool object = call.method == Call::kGet && call.of_object && call.range_begin < 0;
     return Unavailable(
         "%s: a proxy or captive page answered in place of the object store: answer %d, %s; look at "
         "--store-s3's endpoint, %s%s",
@@ -348,17 +348,18 @@ absl::StatusOr<S3Answer> S3Client::Do(Call& call, const CancelCheck& cancelled) 
     }
     wait *= 2;
   }
-  if (unanswered && call.method == Call::kPut && SaysUndone(reply.status())) {
-    reply = Unavailable("%s; an earlier try may have been carried out", MessageOf(reply.status()));
-  }
   // One odd object says nothing of the others.
   const bool of_one = call.odd && call.method == Call::kGet && call.of_object;
   if (absl::IsUnavailable(reply.status()) && !of_one) {
     down_ = std::clamp(down_ * 2, options_.down_min, options_.down_max);
     down_until_ = clock_->Now() + down_;
     down_why_ = MessageOf(reply.status());
-  } else if (!absl::IsCancelled(reply.status())) {
+  } else if (!absl::IsCancelled(reply.status()) && !of_one) {
     down_ = absl::ZeroDuration();
+  }
+  // The server answered, so it is not down.
+  if (unanswered && call.method == Call::kPut && SaysUndone(reply.status())) {
+    return Unavailable("%s; an earlier try may have been carried out", MessageOf(reply.status()));
   }
   return reply;
 }
@@ -394,7 +395,7 @@ class S3Client::Reader final : public ByteReader {
                       total, size_);
     }
     if (etag_.empty()) etag_ = reply.etag;
-    if (reply.etag != etag_) {
+    if (!reply.etag.empty() && reply.etag != etag_) {
       return NotFound("get %s: it was put anew while it was read", name_);
     }
     if (call.received != bytes) {

@@ -382,5 +382,77 @@ TEST_F(S3AnswersTest, AListingThatIsCutWithoutATokenIsNone) {
   EXPECT_THAT(MessageOf(status), HasSubstr("ListObjectsV2"));
 }
 
+// Nor when the nesting is hidden from who only counts tags.
+TEST_F(S3AnswersTest, NoNestedAnswerIsParsed) {
+  for (const char* open : {"<a>", "<a><!--</a>-->", "<a><![CDATA[</a>]]>", "<a b=\"</a>\">",
+                           "<a b=\"/>\">", "<a\"></a></a><a\">", "<a b='\"' c='\"></a>'>"}) {
+    std::string page = "<ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
+    for (int i = 0; i < 200'000; ++i) page += open;
+    const absl::Status status = Ask(AnswerServer::Answer("200 OK", page), "list");
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << open << ": " << status;
+  }
+  const std::string flat = "<ListBucketResult a=\"</b>\"><c d='e' /><f><g/></f></ListBucketResult>";
+  EXPECT_TRUE(Ask(AnswerServer::Answer("200 OK", flat), "list").ok());
+}
+
+// A refusal was an answer: what follows a lost one is told as unknown, and the server is asked on.
+TEST_F(S3AnswersTest, ARefusalAfterALostAnswerIsNoServerThatIsDown) {
+  int asked = 0;
+  const AnswerServer server([&](const std::string&) {
+    ++asked;
+    if (asked == 1) return std::string();
+    return asked == 2 ? AnswerServer::Answer("400 Bad Request", Error("ExpiredToken"))
+                      : AnswerServer::Answer("200 OK", "", kETag);
+  });
+  S3Options options = server.Options();
+  options.down_min = options.down_max = absl::Seconds(1);
+  auto client = *S3Client::Create(options, &clock_);
+  PiecesReader bytes({std::as_bytes(std::span(kX))});
+  EXPECT_EQ(client->Put("a", bytes, nullptr).code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(client->Put("a", bytes, nullptr).ok());
+}
+
+TEST_F(S3AnswersTest, AdviceIsThatOfTheCase) {
+  const std::string quota =
+      AnswerServer::Answer("400 Bad Request", Error("XMinioAdminBucketQuotaExceeded"));
+  EXPECT_EQ(Ask(quota, "put").code(), absl::StatusCode::kResourceExhausted);
+  // An object that comes whole where a part was asked for is as good as any.
+  EXPECT_THAT(MessageOf(Ask(AnswerServer::Answer("200 OK", kX, kObject), "range")),
+              Not(HasSubstr("remove the object")));
+  const std::string weak = "Content-Type: application/octet-stream\r\nETag: W/\"1\"\r\n";
+  EXPECT_EQ(RefusalOf(Ask(AnswerServer::Answer("200 OK", kX, weak), "get record")),
+            StoreRefusal::kTruncated);
+}
+
+// Another format's record stays one that is not tried again, however it was met.
+TEST_F(S3AnswersTest, AForeignRecordThatWonTheRaceIsForeign) {
+  testing::MemoryBucket bucket;
+  bucket.before_put_if = [&] {
+    std::string foreign = EncodeRecord("x", "content");
+    foreign[8] = 9;
+    bucket.objects["records/x"] = foreign;
+  };
+  auto store = Store(std::make_unique<testing::MemoryObjects>(&bucket));
+  EXPECT_TRUE(IsForeignRecord(store->PutRecord("x", "content")));
+}
+
+// Two workers may put one state below different parents: routers need not hear of both each time.
+TEST_F(S3AnswersTest, TwoObjectsOfOneStateDoNotReplaceEachOther) {
+  testing::MemoryBucket bucket;
+  const auto path = TestPath(1, 4);
+  auto store = Store(std::make_unique<testing::MemoryObjects>(&bucket));
+  ASSERT_TRUE(store->Put(TestState(path).source(), nullptr).ok());
+  StoredState other;
+  ASSERT_TRUE(ParseObjectName(bucket.objects.begin()->first, &other));
+  other.from = 2;
+  other.parent = path[1];
+  bucket.objects[ObjectNameOf(other)] = bucket.objects.begin()->second.substr(0, 500);
+  store->TakeChanges();
+  for (int again = 0; again < 2; ++again) {
+    ASSERT_TRUE(store->List().ok());
+    EXPECT_TRUE(store->TakeChanges().empty());
+  }
+}
+
 }  // namespace
 }  // namespace deltamesh
