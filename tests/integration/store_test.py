@@ -85,6 +85,8 @@ class StoreTest(unittest.TestCase):
                 self.check_a_bucket([] if program == "moto" else [program])
 
     def check_a_bucket(self, program):
+        for name in "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY":  # of who runs the tests
+            os.environ.pop(name, None)
         python = os.path.join(os.environ["DELTAMESH_VENV"], "bin", "python")
         self.assertTrue(os.path.exists(python), "no S3 server: run `./dev test` once, which installs it")
         out = os.path.join(self.folder, "program" if program else "s3")

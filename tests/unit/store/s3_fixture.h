@@ -32,6 +32,8 @@ inline std::string S3ProgramName(const std::string& program) {
 class S3Server {
  public:
   explicit S3Server(const std::string& program) {
+    for (const char* proxy : {"http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"})
+      unsetenv(proxy);
     const std::string python = std::string(DELTAMESH_BINARY_DIR) + "/venv/bin/python";
     CHECK(access(python.c_str(), X_OK) == 0,
           "%s is not there: run `./dev test` once, which makes it", python);
@@ -70,8 +72,11 @@ class S3Server {
     waitpid(pid_, nullptr, 0);
     pid_ = 0;
   }
-  // Answers nothing, and does not close what is open.
-  void Freeze() { kill(pid_, SIGSTOP); }
+  // Answers nothing, and does not close what is open. After a signal alone threads run on for a while.
+  void Freeze() {
+    kill(pid_, SIGSTOP);
+    waitpid(pid_, nullptr, WUNTRACED);
+  }
   void Thaw() { kill(pid_, SIGCONT); }
 
   S3Options Options(const std::string& prefix) const {
