@@ -126,10 +126,11 @@ int64_t RangeBegin(std::string_view header) {
 S3Reason::S3Reason(const std::string& text) {
   const bool is_one = text.size() <= kReasonMax && text.find("<Error") != std::string::npos;
   const auto tree = is_one ? Xml(text) : boost::property_tree::ptree();
-  for (const char c : tree.get("Error.Code", "")) {
-    if (IsPlain(c) && code.size() < kCodeMax) code += c;
+  // Whole or not at all: what is left of an odd one could be another.
+  code = tree.get("Error.Code", "");
+  if (code.empty() || code.size() > kCodeMax || !std::all_of(code.begin(), code.end(), IsPlain)) {
+    code = "no reason";
   }
-  if (code.empty()) code = "no reason";
   const std::string said = Shown(tree.get("Error.Message", ""), kSaidMax);
   told = said.empty() ? code : absl::StrFormat("%s (%s)", code, said);
 }
