@@ -210,7 +210,7 @@ class RouterCore::Impl {
   Pair ChoosePair(const RouterRequest& r, int64_t position, const MeanRates& rates);
   double LeastAfterPrefill() const;
   // What a decode worker lacks of the state at `position`, which is to be handed over to it.
-  Holding Lacking(const RouterRequest& r, const Worker& worker, int64_t position) const;
+  Holding Lacking(const Worker& worker, const IndexMatch& match, int64_t position) const;
   // Once the decode worker has granted its landing.
   std::optional<Choice> ChoosePrefillFor(const RouterRequest& r, const Worker& decode);
   std::optional<Choice> ChoosePrefill(const RouterRequest& r, int64_t position,
@@ -255,6 +255,8 @@ class RouterCore::Impl {
   void Explain(const RouterRequest& r, const std::optional<Choice>& prefill, const Choice& decode);
   void ExplainMatch(const RouterRequest& r, Decision& d) const;
   void Conclude(const RouterRequest& r, const absl::Status& status);
+  // What the worker has of the prompt, as it was looked up last.
+  static IndexMatch HeldBy(const RouterRequest& r, LinkId link);
   // The prompt's blocks that the worker restores from memory; and how many of the first `most` it holds under
   // their names from then on.
   static std::span<const uint64_t> Restored(const RouterRequest& r, LinkId link);

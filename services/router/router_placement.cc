@@ -179,11 +179,14 @@ void RouterCore::Impl::AssignPrefill(RouterRequest& r, const Choice& prefill) {
   members.Charge(r.prefill, PrefillRoom(r));
 }
 
-std::span<const uint64_t> RouterCore::Impl::Restored(const RouterRequest& r, LinkId link) {
+IndexMatch RouterCore::Impl::HeldBy(const RouterRequest& r, LinkId link) {
   const auto found = r.held.find(link);
-  if (found == r.held.end()) return {};
-  return std::span(r.keys).first(
-      std::min(static_cast<size_t>(found->second.warm.value()), r.keys.size()));
+  return found == r.held.end() ? IndexMatch() : found->second;
+}
+
+std::span<const uint64_t> RouterCore::Impl::Restored(const RouterRequest& r, LinkId link) {
+  const auto warm = static_cast<size_t>(HeldBy(r, link).warm.value());
+  return std::span(r.keys).first(std::min(warm, r.keys.size()));
 }
 
 size_t RouterCore::Impl::Named(const RouterRequest& r, const Worker& worker, size_t most) {
@@ -251,8 +254,9 @@ uint64_t RouterCore::Impl::JunctionOf(const RouterRequest& r) const {
 
 double RouterCore::Impl::HandOverSeconds(const End& prefill, const Worker& to,
                                          const Holding& holding) const {
-  const double hideable = MoveSeconds(prefill.worker, to, holding.hideable_bytes);
-  return MoveSeconds(prefill.worker, to, holding.transfer_bytes) -
+  const double rate = links.Between(prefill.worker.link, ReceiverOf(to));
+  const double hideable = static_cast<double>(holding.hideable_bytes) / rate;
+  return static_cast<double>(holding.transfer_bytes) / rate -
          std::min(hideable, HiddenBehind(prefill.cost));
 }
 
@@ -411,8 +415,7 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const Ro
     for (Worker* w : members.Alive(mesh::ROLE_PREFILL)) {
       if (avoid && w->load.name == r.avoid_prefill) continue;
       if (!members.CanCompute(*w)) continue;
-      const auto found = r.held.find(w->link);
-      const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;
+      const IndexMatch match = HeldBy(r, w->link);
       Holding holding = Cached(*w, match, position);
       AddFetches(*w, match, holding);
       holding.shared_blocks = Membership::Shared(*w, Restored(r, w->link));
@@ -424,10 +427,8 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefill(const Ro
   return std::nullopt;
 }
 
-Holding RouterCore::Impl::Lacking(const RouterRequest& r, const Worker& worker,
+Holding RouterCore::Impl::Lacking(const Worker& worker, const IndexMatch& match,
                                   int64_t position) const {
-  const auto found = r.held.find(worker.link);
-  const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;
   const mesh::Capacity& c = worker.registration.capacity();
   const int64_t blocks = position / BlockTokens() - WarmLatents(worker, match).value();
   Holding holding;
@@ -440,7 +441,7 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChoosePrefillFor(const
                                                                            const Worker& decode) {
   std::optional<Choice> best = ChoosePrefill(r, r.handoff_tokens, RatesNow());
   if (!best || !best->cost.measured) return best;
-  const Holding lacking = Lacking(r, decode, r.handoff_tokens);
+  const Holding lacking = Lacking(decode, HeldBy(r, decode.link), r.handoff_tokens);
   const auto total = [&](const Choice& prefill) {
     return prefill.cost.total() + HandOverSeconds(EndOf(prefill), decode, lacking);
   };
@@ -467,11 +468,10 @@ std::optional<RouterCore::Impl::Choice> RouterCore::Impl::ChooseDecode(const Rou
                 .first_token_seconds = first_token_seconds.value()});
   for (Worker* w : members.Alive(mesh::ROLE_DECODE)) {
     if (!members.CanCompute(*w)) continue;
-    const auto found = r.held.find(w->link);
-    const IndexMatch match = found == r.held.end() ? IndexMatch() : found->second;
+    const IndexMatch match = HeldBy(r, w->link);
     Holding holding;
     if (way.handoff) {
-      holding = Lacking(r, *w, position);
+      holding = Lacking(*w, match, position);
       if (way.after) holding.transfer_seconds = HandOverSeconds(EndOf(*way.after), *w, holding);
     } else {
       holding = Cached(*w, match, position);
