@@ -84,17 +84,17 @@ absl::Status ObjectStates::PutRecord(std::string_view name, std::string_view con
   RETURN_IF_ERROR(CheckRecord(name, content.size()));
   const std::string encoded = EncodeRecord(name, content);
   absl::Status status;
-  bool raced = true, again = false;
-  for (int tries = 0; tries < kPutsMax && raced; ++tries) {
-    again = tries > 0;
+  bool raced = true;
+  int tries = 0;
+  for (; tries < kPutsMax && raced; ++tries) {
     raced = false;
     status = PutRecordOnce(name, encoded, stays, &raced);
   }
   // What lost a race may be what was put here, when the answer to that was lost: so nobody may take this
   // record for one that was not written, unless another's was found in its place.
   const bool no_room = absl::IsResourceExhausted(status);
-  if (again && !IsForeignRecord(status) &&
-      (absl::IsFailedPrecondition(status) || absl::IsResourceExhausted(status))) {
+  const bool says_undone = no_room || absl::IsFailedPrecondition(status);
+  if (tries > 1 && says_undone && !IsForeignRecord(status)) {
     status = Unavailable("%s; it may have been put before", MessageOf(status));
   }
   absl::MutexLock lock(&mu_);

@@ -24,8 +24,7 @@ struct S3Asked {
 
 struct S3Answer {
   long code = 0;
-  std::string text;          // but for the bytes of a range
-  bool text_is_cut = false;  // it was longer than what was asked for may be
+  std::string text;                                     // but for the bytes of a range
   std::string etag, type, encoding, range, request_id;  // headers
   // It told its length, or where its pieces end: else nobody would notice that it was cut.
   bool framed = false;
